@@ -1,0 +1,40 @@
+# make demo   compares eight designs on real text and writes runs/demo/report.html
+# make test   runs the tests
+# make lint   checks style, types and the import contract
+# make docs   builds the documentation into site/
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+
+.PHONY: demo test lint docs bench clean
+
+demo: $(STAMP)
+	$(BIN)/leadline compare --data sotu --preset tiny --seeds 1 --out runs/demo
+	@echo "Open runs/demo/report.html in a browser."
+
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html in a browser."
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/foundation.py
+
+clean:
+	rm -rf $(VENV) site dist build
+
+$(STAMP): constraints.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Leadline needs Python 3.11 or newer; name one with: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'
+	@touch $@

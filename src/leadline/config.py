@@ -1,0 +1,127 @@
+"""Frozen dataclasses to and from plain data. Unknown keys are errors.
+
+A class that can stand where a base class is expected (a connection, a norm, a placement) carries a
+`kind`, which the plain data keeps; everything else is found from the annotations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from leadline.errors import UsageError, did_you_mean
+
+T = TypeVar("T")
+
+_KINDS: dict[str, type] = {}
+
+
+def kind(name: str) -> Callable[[type[T]], type[T]]:
+    """Class decorator: registers a dataclass under the name that plain data uses for it."""
+
+    def register(cls: type[T]) -> type[T]:
+        if name in _KINDS:
+            raise RuntimeError(f"two configuration classes are called {name!r}")
+        _KINDS[name] = cls
+        cls.kind = name  # type: ignore[attr-defined]
+        return cls
+
+    return register
+
+
+def to_dict(value: Any) -> Any:
+    """A dataclass (or a tuple, dict or scalar in one) as data that JSON can hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        name = getattr(type(value), "kind", None)
+        return {"kind": name, **fields} if name else fields
+    if isinstance(value, tuple | list | frozenset | set):
+        return [to_dict(v) for v in value]
+    if isinstance(value, dict):
+        return {str(k): to_dict(v) for k, v in value.items()}
+    return value
+
+
+def from_dict(cls: type[T], data: Any, where: str = "configuration") -> T:
+    """The inverse of `to_dict`.
+
+    Raises:
+        UsageError: an unknown kind or key, or a value of the wrong type, named with its place.
+    """
+    return cast(T, _read(cls, data, where))
+
+
+def _read(hint: Any, data: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _read_union(typing.get_args(hint), data, where)
+    if origin is typing.Literal:
+        choices = typing.get_args(hint)
+        if data not in choices:
+            raise UsageError(f"{where} is {data!r}; it can be {_listed(choices)}")
+        return data
+    if origin is tuple:
+        item = typing.get_args(hint)[0]
+        if not isinstance(data, list | tuple):
+            raise UsageError(f"{where} should be a list, not {type(data).__name__}")
+        return tuple(_read(item, v, f"{where}[{i}]") for i, v in enumerate(data))
+    if origin is dict:
+        key, item = typing.get_args(hint)
+        return {key(k): _read(item, v, f"{where}.{k}") for k, v in data.items()}
+    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or "kind" in getattr(data, "keys", list)()):
+        return _read_dataclass(hint, data, where)
+    return _read_scalar(hint, data, where)
+
+
+def _read_union(choices: tuple[Any, ...], data: Any, where: str) -> Any:
+    if data is None and type(None) in choices:
+        return None
+    errors = []
+    for choice in choices:
+        if choice is type(None):
+            continue
+        try:
+            return _read(choice, data, where)
+        except UsageError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _read_dataclass(cls: type, data: Any, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise UsageError(f"{where} should be a mapping, not {type(data).__name__}")
+    data = dict(data)
+    name = data.pop("kind", None)
+    if name is not None:
+        chosen = _KINDS.get(name)
+        if chosen is None or not issubclass(chosen, cls):
+            known = [k for k, c in _KINDS.items() if issubclass(c, cls)]
+            raise UsageError(
+                f"{where}: unknown kind {name!r}; known: {_listed(known)}.{did_you_mean(str(name), known)}"
+            )
+        cls = chosen
+    hints = typing.get_type_hints(cls)
+    known = [f.name for f in dataclasses.fields(cls) if f.init]
+    for key in data:
+        if key not in known:
+            raise UsageError(f"{where}: unknown key {key!r}; known: {_listed(known)}.{did_you_mean(key, known)}")
+    return cls(**{k: _read(hints[k], v, f"{where}.{k}") for k, v in data.items()})
+
+
+def _read_scalar(hint: Any, data: Any, where: str) -> Any:
+    if hint is Any:
+        return data
+    if hint is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if hint in (int, float, str) and (not isinstance(data, hint) or isinstance(data, bool)):
+        raise UsageError(f"{where} should be {hint.__name__}, not {data!r}")
+    if hint is bool and not isinstance(data, bool):
+        raise UsageError(f"{where} should be true or false, not {data!r}")
+    return data
+
+
+def _listed(values: Any) -> str:
+    return ", ".join(str(v) for v in values)
