@@ -1,3 +1,124 @@
-"""Leadline builds, trains, compares and measures the depth of Transformers."""
+"""Leadline builds, trains, compares and measures the depth of Transformers.
+
+    import leadline as ll
+    depth = ll.MultiGate(streams=4, gate="competitive").build(dim=512, sublayers=24)
+
+Names load what they need when they are first used, so that `import leadline` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leadline.config import from_dict, to_dict
+    from leadline.connections import (
+        Additive,
+        AttentionResiduals,
+        Connection,
+        Depth,
+        HyperConnections,
+        ManifoldHyperConnections,
+        MultiGate,
+        Readout,
+        Site,
+    )
+    from leadline.designs import PRESETS, Design, resolve
+    from leadline.errors import LeadlineError, UsageError
+    from leadline.models import (
+        AttentionConfig,
+        Decoder,
+        DecoderConfig,
+        InitConfig,
+        KVCache,
+        LayerConfig,
+        MLPConfig,
+        fold,
+        generate,
+        stream_tokens,
+    )
+    from leadline.norms import BHyT, Derf, DyT, LayerNorm, NoNorm, NormConfig, RMSNorm
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "leadline.config": ("from_dict", "to_dict"),
+    "leadline.connections": (
+        "Additive",
+        "AttentionResiduals",
+        "Connection",
+        "Depth",
+        "HyperConnections",
+        "ManifoldHyperConnections",
+        "MultiGate",
+        "Readout",
+        "Site",
+    ),
+    "leadline.designs": ("PRESETS", "Design", "resolve"),
+    "leadline.errors": ("LeadlineError", "UsageError"),
+    "leadline.models": (
+        "AttentionConfig",
+        "Decoder",
+        "DecoderConfig",
+        "InitConfig",
+        "KVCache",
+        "LayerConfig",
+        "MLPConfig",
+        "fold",
+        "generate",
+        "stream_tokens",
+    ),
+    "leadline.norms": ("BHyT", "Derf", "DyT", "LayerNorm", "NoNorm", "NormConfig", "RMSNorm"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "PRESETS",
+    "Additive",
+    "AttentionConfig",
+    "AttentionResiduals",
+    "BHyT",
+    "Connection",
+    "Decoder",
+    "DecoderConfig",
+    "Depth",
+    "Derf",
+    "Design",
+    "DyT",
+    "HyperConnections",
+    "InitConfig",
+    "KVCache",
+    "LayerConfig",
+    "LayerNorm",
+    "LeadlineError",
+    "MLPConfig",
+    "ManifoldHyperConnections",
+    "MultiGate",
+    "NoNorm",
+    "NormConfig",
+    "RMSNorm",
+    "Readout",
+    "Site",
+    "UsageError",
+    "__version__",
+    "fold",
+    "from_dict",
+    "generate",
+    "resolve",
+    "stream_tokens",
+    "to_dict",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'leadline' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

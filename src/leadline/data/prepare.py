@@ -1,0 +1,240 @@
+"""Text to a data set's folder: tokenise, pack, hold out, write. Whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from leadline.config import to_dict
+from leadline.data.dataset import FORMAT, INDEX, DataSet, Index, TokenizerIndex, data_hash, is_dataset
+from leadline.data.packing import HeldOut, Packer
+from leadline.data.shards import SHARD_TOKENS, choose_dtype
+from leadline.data.sources import Corpus, Files
+from leadline.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
+from leadline.errors import LeadlineError, UsageError
+from leadline.files import sync_folder, write_json
+
+HELDOUT = 0.02
+Existing = Literal["refuse", "replace", "keep"]
+
+
+class WriteError(LeadlineError):
+    """The data set could not be written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What `prepare` wrote: the folder, its index, and how many files of other kinds were passed by."""
+
+    folder: Path
+    index: Index
+    passed_by: int = 0
+
+    def open(self) -> DataSet:
+        """The data set."""
+        return DataSet.open(self.folder)
+
+
+def prepare(
+    inputs: Sequence[str | Path] | str | Path,
+    out: str | Path,
+    tokenizer: str | Tokenizer = "bytes",
+    *,
+    field: str = "text",
+    separator: str | None = None,
+    separator_token: str | None = None,
+    heldout: float = HELDOUT,
+    heldout_last: int | None = None,
+    limit_tokens: int | None = None,
+    seed: int = 0,
+    dtype: str = "auto",
+    shard_tokens: int = SHARD_TOKENS,
+    overwrite: bool = False,
+    name: str | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Prepared:
+    """Turns files into a data set's folder. Memory stays flat whatever the files' size.
+
+    Args:
+        inputs: files, folders or globs (see `Files`).
+        out: the folder to write; it appears when it is complete.
+        tokenizer: `bytes`, `bpe:SIZE`, the path of a `tokenizer.json`, or a `Tokenizer`.
+        field: the JSONL field or parquet column that holds the text.
+        separator: what stands between the documents of a text file.
+        separator_token: the token of a `tokenizer.json` that ends a document.
+        heldout: the share of documents to hold out, chosen by a hash of their first bytes and `seed`, so that a
+            document's copies stay on one side. Where that gives none, the last share of the text is held out.
+        heldout_last: hold out the last so many documents instead.
+        limit_tokens: stop after about this many tokens; the last document may be cut.
+        overwrite: replace a data set that is there. A folder that is not a data set is never replaced.
+        on_progress: called now and then with the bytes of text read so far.
+
+    Raises:
+        UsageError: an option, an input's name or `out` is wrong.
+        LeadlineError: an input is broken or empty, or the disk is full.
+    """
+    files = Files([inputs] if isinstance(inputs, str | Path) else inputs, field=field, separator=separator)
+    prepared = prepare_corpus(
+        files,
+        out,
+        tokenizer,
+        separator_token=separator_token,
+        heldout=heldout,
+        heldout_last=heldout_last,
+        limit_tokens=limit_tokens,
+        seed=seed,
+        dtype=dtype,
+        shard_tokens=shard_tokens,
+        existing="replace" if overwrite else "refuse",
+        name=name,
+        on_progress=on_progress,
+    )
+    return dataclasses.replace(prepared, passed_by=files.passed_by)
+
+
+def prepare_corpus(
+    corpus: Corpus,
+    out: str | Path,
+    tokenizer: str | Tokenizer = "bytes",
+    *,
+    separator_token: str | None = None,
+    heldout: float = HELDOUT,
+    heldout_last: int | None = None,
+    limit_tokens: int | None = None,
+    seed: int = 0,
+    dtype: str = "auto",
+    shard_tokens: int = SHARD_TOKENS,
+    existing: Existing = "refuse",
+    name: str | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Prepared:
+    """`prepare` for documents from anywhere.
+
+    Args:
+        existing: what to do with a data set that `out` already holds: refuse, replace it, or keep it if another process
+            put it there meanwhile.
+    """
+    out = Path(out).resolve()
+    _check_options(heldout, heldout_last, limit_tokens, shard_tokens)
+    check_out(out, existing)
+    chosen = choose_tokenizer(tokenizer, corpus, separator_token)
+    kind = choose_dtype(chosen.vocab_size, dtype)
+    with new_folder(out, existing) as folder:
+        rule = HeldOut(share=heldout if heldout_last is None else 0.0, last=heldout_last, seed=seed)
+        packer = Packer(folder, chosen, kind, shard_tokens, rule)
+        try:
+            packer.pack(corpus, limit_tokens, on_progress)
+            train, held, applied = packer.finish()
+        finally:
+            packer.abandon()
+        index = Index(
+            format=FORMAT,
+            name=name or out.name,
+            hash="",
+            dtype=kind,
+            heldout_rule=applied,
+            tokenizer=TokenizerIndex(
+                name=chosen.name, hash=chosen.hash, vocab_size=chosen.vocab_size, separator=chosen.separator
+            ),
+            train=train,
+            heldout=held,
+        )
+        index = dataclasses.replace(index, hash=data_hash(index))
+        chosen.save(folder)
+        write_json(folder / INDEX, to_dict(index))
+    return Prepared(folder=out, index=index)
+
+
+def choose_tokenizer(tokenizer: str | Tokenizer, corpus: Corpus, separator_token: str | None = None) -> Tokenizer:
+    """`bytes`, `bpe:SIZE` (trained on the corpus) or the path of a `tokenizer.json`."""
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if tokenizer == "bytes":
+        return ByteTokenizer()
+    if tokenizer.startswith("bpe:"):
+        size = tokenizer.removeprefix("bpe:")
+        if not size.isdecimal():
+            raise UsageError(f"--tokenizer {tokenizer} is wrong; write the vocabulary's size, for example bpe:2048")
+        return train_bpe(corpus, int(size))
+    return load_tokenizer(tokenizer, separator=separator_token)
+
+
+def check_out(out: Path, existing: Existing) -> None:
+    """Raises UsageError where `out` holds something that may not be replaced."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UsageError(f"--out {out} is a file; name a folder")
+    if not any(out.iterdir()):
+        return
+    if not is_dataset(out):
+        raise UsageError(f"--out {out} is not empty and not a data set; name another folder")
+    if existing == "refuse":
+        raise UsageError(f"--out {out} already holds a data set; name another folder or add --overwrite")
+
+
+@contextmanager
+def new_folder(out: Path, existing: Existing = "refuse") -> Iterator[Path]:
+    """A folder to fill, which becomes `out` at the end; after an error nothing is left.
+
+    Raises:
+        WriteError: the disk is full, or `out` cannot be written.
+    """
+    temporary = _hidden(out, "partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        yield temporary
+        sync_folder(temporary)
+        _rename(temporary, out, existing)
+        sync_folder(out.parent)
+    except OSError as error:
+        raise _disk_error(error, out) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _hidden(out: Path, ending: str) -> Path:
+    return out.with_name(f".{out.name}.{os.urandom(4).hex()}.{ending}")
+
+
+def _rename(temporary: Path, out: Path, existing: Existing) -> None:
+    old = _hidden(out, "old")
+    if existing == "replace" and is_dataset(out):
+        os.rename(out, old)
+    try:
+        os.rename(temporary, out)
+    except OSError:
+        if old.exists():
+            os.rename(old, out)
+        if not (existing == "keep" and is_dataset(out)):
+            raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _disk_error(error: OSError, out: Path) -> WriteError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return WriteError(f"the disk is full: {out} was not written; free some space or choose another --out")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return WriteError(f"--out {out} cannot be written: {error.strerror}; choose a folder you may write to")
+    return WriteError(f"--out {out} could not be written: {error}")
+
+
+def _check_options(heldout: float, heldout_last: int | None, limit_tokens: int | None, shard_tokens: int) -> None:
+    if not 0.0 <= heldout < 1.0:
+        raise UsageError(f"--heldout {heldout} is wrong; it is a share from 0 up to, but not including, 1")
+    for option, value in (
+        ("--heldout-last", heldout_last),
+        ("--limit-tokens", limit_tokens),
+        ("--shard-tokens", shard_tokens),
+    ):
+        if value is not None and value < 1:
+            raise UsageError(f"{option} {value} is too small; it can be 1 or more")

@@ -1,0 +1,153 @@
+"""Parameters and FLOPs, counted from a configuration; and the tokens that a FLOP budget buys.
+
+One multiplication and one addition are two FLOPs. Matrix products are exact: they equal what PyTorch's FLOP counter
+counts under the math attention backend, which takes causal attention as the whole T by T square. Depth operators are
+mostly arithmetic on vectors, which that counter doesn't see; all of it is counted by formula and listed apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from leadline.designs.depth_flops import depth_flops
+from leadline.errors import UsageError
+from leadline.models.config import DecoderConfig, LayerConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+BACKWARD = 2
+"""The backward pass costs two forward passes: one product for the input's gradient, one for the weight's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterCount:
+    """Parameters of a decoder.
+
+    Attributes:
+        embedding: the embedding, its scalar and, if it is untied, the head.
+        matrices: attention's and the MLPs' matrices.
+        norms: gains, biases and scalars of norms.
+        connection: the connection's sites and readout.
+    """
+
+    embedding: int
+    matrices: int
+    norms: int
+    connection: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.embedding + self.matrices + self.norms + self.connection
+
+
+@dataclasses.dataclass(frozen=True)
+class FlopCount:
+    """FLOPs per token at one sequence length.
+
+    Attributes:
+        projections: attention's and the MLPs' matrix products, forward.
+        scores: attention's scores and their use, forward.
+        head: the head's matrix product, forward.
+        depth: the connection's arithmetic, forward, by formula.
+    """
+
+    projections: int
+    scores: int
+    head: int
+    depth: int
+
+    @property
+    def matmul(self) -> int:
+        """Matrix products in a forward pass, as PyTorch's counter sees them."""
+        return self.projections + self.scores + self.head
+
+    @property
+    def forward(self) -> int:
+        """A forward pass, depth operators included."""
+        return self.matmul + self.depth
+
+    @property
+    def training(self) -> int:
+        """A forward and a backward pass of the matrix products: three forward passes."""
+        return (1 + BACKWARD) * self.matmul
+
+    @property
+    def training_depth(self) -> int:
+        """A forward and a backward pass of the depth operators."""
+        return (1 + BACKWARD) * self.depth
+
+    @property
+    def training_total(self) -> int:
+        """What a training token costs in all; budgets are counted in it."""
+        return self.training + self.training_depth
+
+
+def count_parameters(config: DecoderConfig) -> ParameterCount:
+    """The parameters of the decoder, counted on one that has shapes but no values."""
+    from leadline.models import Decoder
+
+    model = Decoder(config, device="meta")
+    counts = {"embedding": 0, "matrices": 0, "norms": 0, "connection": 0}
+    for name, parameter in model.named_parameters():
+        counts[_group(model, name)] += parameter.numel()
+    return ParameterCount(**counts)
+
+
+def _group(model: nn.Module, name: str) -> str:
+    from leadline.connections.base import Readout, Site
+    from leadline.norms import Norm
+
+    module: nn.Module = model
+    for part in name.split(".")[:-1]:
+        module = module.get_submodule(part)
+        if isinstance(module, Site | Readout):
+            return "connection"
+        if isinstance(module, Norm):
+            return "norms"
+    return "matrices" if name.startswith("blocks.") else "embedding"
+
+
+def count_flops(config: DecoderConfig, context: int | None = None) -> FlopCount:
+    """FLOPs per token of sequences of `context` tokens; the configuration's own length unless given."""
+    context = config.context if context is None else context
+    if context < 1:
+        raise UsageError(f"context={context} must be at least 1")
+    return FlopCount(
+        projections=sum(_projections(layer, config.dim) for layer in config.layers),
+        scores=sum(4 * context * layer.attention.heads * layer.attention.head_dim for layer in config.layers),
+        head=2 * config.dim * config.vocab_size,
+        depth=depth_flops(config.connection, config.dim, 2 * len(config.layers)),
+    )
+
+
+def _projections(layer: LayerConfig, dim: int) -> int:
+    attention = layer.attention
+    queries = attention.heads * attention.head_dim
+    keys = attention.kv_heads * attention.head_dim
+    return 2 * dim * (2 * queries + 2 * keys + 3 * layer.mlp.hidden)
+
+
+def tokens_for(flops: float, config: DecoderConfig, batch_tokens: int, context: int | None = None) -> int:
+    """Training tokens that a budget of training FLOPs buys, in whole steps of `batch_tokens`.
+
+    Raises:
+        UsageError: the budget doesn't buy one step; the smallest that does is named.
+    """
+    if batch_tokens < 1:
+        raise UsageError(f"batch_tokens={batch_tokens} must be at least 1")
+    per_step = count_flops(config, context).training_total * batch_tokens
+    steps = int(flops // per_step)
+    if steps < 1:
+        raise UsageError(f"flops={flops:.4g} does not buy one step of {batch_tokens} tokens; {per_step:.4g} would")
+    return steps * batch_tokens
+
+
+def equal_flops(
+    flops: float, configs: Mapping[str, DecoderConfig], batch_tokens: int, context: int | None = None
+) -> dict[str, int]:
+    """Training tokens of every named configuration, so that each costs at most `flops`, within one step of it."""
+    return {name: tokens_for(flops, config, batch_tokens, context) for name, config in configs.items()}

@@ -1,0 +1,115 @@
+"""The named parts that designs are made of: connections, norms, placements, and a few switches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from leadline.connections import AttentionResiduals, HyperConnections, ManifoldHyperConnections, MultiGate
+from leadline.designs import recipes
+from leadline.errors import UsageError, did_you_mean
+from leadline.norms import BHyT, Derf, DyT, LayerNorm, RMSNorm
+
+Slot = Literal["connection", "norm", "placement", "attention", "init"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A name that an expression may use.
+
+    Attributes:
+        name: as written in expressions.
+        options: the frozen dataclass whose fields are the part's options.
+        slots: what the part decides; a design has at most one part for each slot.
+        summary: one line.
+        source: paper, or "ours".
+        defaults: options that differ from the dataclass's own defaults.
+    """
+
+    name: str
+    options: type
+    slots: tuple[Slot, ...]
+    summary: str
+    source: str
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def make(self, given: Mapping[str, Any]) -> Any:
+        """The options' dataclass with the given options over the part's defaults."""
+        return self.options(**{**self.defaults, **given})
+
+
+_CONNECTION: tuple[Slot, ...] = ("connection",)
+_NORM: tuple[Slot, ...] = ("norm",)
+_PLACEMENT: tuple[Slot, ...] = ("placement",)
+
+_ALL = (
+    Part("prenorm", recipes.Plain, _CONNECTION, "Residual stream, RMSNorm before every sublayer: the baseline.",
+         "Xiong et al., arXiv 2002.04745; RMSNorm arXiv 1910.07467"),
+    Part("post-ln", recipes.PostNorm, ("connection", "norm", "placement"),
+         "LayerNorm on the stream after every sublayer, none inside.", "Vaswani et al., arXiv 1706.03762"),
+    Part("deepnorm", recipes.DeepPostNorm, ("connection", "norm", "placement"),
+         "Post-norm with the stream scaled up by (2·blocks)^¼ and a smaller start.", "arXiv 2203.00555"),
+    Part("mix-ln", recipes.MixedNorm, ("connection", "placement"),
+         "Post-norm in the first quarter of the blocks, pre-norm in the others.", "arXiv 2412.13795"),
+    Part("layerscale", recipes.LayerScale, _CONNECTION,
+         "A learned scale per channel on every sublayer's output, starting small.", "CaiT, arXiv 2103.17239"),
+    Part("rezero", recipes.ReZero, _CONNECTION,
+         "A learned scalar on every sublayer's output, starting at zero; the norms stay (ours).", "arXiv 2003.04887"),
+    Part("attnres", AttentionResiduals, _CONNECTION,
+         "Every sublayer attends over all outputs before it.", "Attention Residuals, arXiv 2603.15031"),
+    Part("attnres-block", recipes.BlockAttentionResiduals, _CONNECTION,
+         "Attention over about eight block sums and the current partial sum.",
+         "Attention Residuals, arXiv 2603.15031"),
+    Part("mgr-competitive", MultiGate, _CONNECTION,
+         "Four streams; the gates compete with each other and with keeping.",
+         "Multi-Gate Residuals, arXiv 2605.23259", {"gate": "competitive"}),
+    Part("mgr-independent", MultiGate, _CONNECTION,
+         "Four streams, each with its own gate.", "Multi-Gate Residuals, arXiv 2605.23259", {"gate": "independent"}),
+    Part("mgr", MultiGate, _CONNECTION,
+         "Short for mgr-competitive.", "Multi-Gate Residuals, arXiv 2605.23259", {"gate": "competitive"}),
+    Part("hc", HyperConnections, _CONNECTION,
+         "Four streams, mixed by learned, input-dependent matrices.", "Hyper-Connections, arXiv 2409.19606"),
+    Part("mhc", ManifoldHyperConnections, _CONNECTION,
+         "Hyper-connections whose mixing is made doubly stochastic by Sinkhorn steps.", "arXiv 2512.24880",
+         {"mixing": "sinkhorn"}),
+    Part("mhc-lite", ManifoldHyperConnections, _CONNECTION,
+         "Hyper-connections whose mixing is a weighted sum of permutations.", "arXiv 2601.05732",
+         {"mixing": "birkhoff"}),
+    Part("rmsnorm", RMSNorm, _NORM, "RMSNorm: what every design uses unless it says otherwise.", "arXiv 1910.07467"),
+    Part("layernorm", LayerNorm, _NORM, "LayerNorm in place of RMSNorm.", "arXiv 1607.06450"),
+    Part("dyt", DyT, _NORM, "Dynamic tanh in place of a norm; the embedding gets a learned scalar.",
+         "arXiv 2503.10622"),
+    Part("derf", Derf, _NORM, "Dynamic erf in place of a norm; the embedding gets a learned scalar (ours).",
+         "arXiv 2512.10938"),
+    Part("bhyt", BHyT, _NORM, "Bounded tanh, one reduction a block: the paper's form.", "arXiv 2601.09719"),
+    Part("bhyt-exact", BHyT, _NORM, "Bounded tanh with its own reduction before the MLP too (BHyT*).",
+         "arXiv 2601.09719", {"approximate": False}),
+    Part("bhyt-unit", BHyT, _NORM, "Bounded tanh whose gain starts at κ/λ, so that it starts at unit scale.",
+         "ours, after arXiv 2601.09719", {"gain_init": "unit"}),
+    Part("peri-ln", recipes.PeriLN, _PLACEMENT,
+         "A norm before and after every sublayer, and on the embedding.", "arXiv 2502.02732"),
+    Part("sandwich-ln", recipes.SandwichLN, _PLACEMENT,
+         "A norm before and after every sublayer.", "CogView, arXiv 2105.13290"),
+    Part("lns", recipes.LayerNormScaling, _PLACEMENT,
+         "Input norms divided by the square root of the block's number.", "LayerNorm Scaling, arXiv 2502.05795"),
+    Part("qk-norm", recipes.QueryKeyNorm, ("attention",),
+         "RMSNorm on each head's queries and keys.", "arXiv 2302.05442"),
+    Part("plain-init", recipes.PlainInit, ("init",),
+         "Output projections start undivided.", "ours, for comparison"),
+)  # fmt: skip
+
+PARTS: dict[str, Part] = {part.name: part for part in _ALL}
+"""Every name that an expression may use."""
+
+
+def part_named(name: str) -> Part:
+    """The part of that name.
+
+    Raises:
+        UsageError: no part has it; the nearest names and the list follow.
+    """
+    part = PARTS.get(name)
+    if part is None:
+        raise UsageError(f"design {name!r} is not known.{did_you_mean(name, PARTS)} Known: {', '.join(PARTS)}")
+    return part

@@ -1,0 +1,124 @@
+"""Model shapes by name, with the batch and the length of training that go with them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from leadline.errors import UsageError, did_you_mean
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShapeConfig:
+    """The shape of a decoder, apart from its design and vocabulary.
+
+    Attributes:
+        dim: model width.
+        blocks: transformer blocks; each has two sublayers.
+        heads, kv_heads, head_dim: of attention.
+        hidden: of the SwiGLU MLP.
+        context: training length in tokens.
+        tied: whether the head shares the embedding's matrix.
+    """
+
+    dim: int
+    blocks: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    context: int
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "blocks", "heads", "kv_heads", "head_dim", "hidden", "context"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)} must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preset(ShapeConfig):
+    """A named shape.
+
+    Attributes:
+        name: as `--preset` takes it.
+        batch_tokens: tokens in one optimiser step.
+        steps: optimiser steps by default.
+        learning_rate: the baseline's (prenorm) peak learning rate.
+        vocab_size: the vocabulary that its size is quoted with; a run takes its data's own.
+        source: where the shape comes from.
+    """
+
+    name: str
+    batch_tokens: int
+    steps: int
+    learning_rate: float
+    vocab_size: int
+    source: str
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens by default."""
+        return self.batch_tokens * self.steps
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences in one optimiser step."""
+        return max(1, self.batch_tokens // self.context)
+
+    @property
+    def shape(self) -> ShapeConfig:
+        """The shape alone."""
+        return ShapeConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(ShapeConfig)})
+
+
+_GPT2 = "GPT-2's widths, heads and depths, as in arXiv 2605.23259; SwiGLU width 8/3 dim, rounded up to 64 (ours)"
+_RATES = "learning rates and lengths are ours"
+
+_ALL = (
+    Preset(
+        name="tiny", dim=72, blocks=24, heads=3, kv_heads=3, head_dim=24, hidden=192, context=128,
+        batch_tokens=1024, steps=500, learning_rate=4e-3, vocab_size=257, source="ours: thin and deep, for a CPU",
+    ),
+    Preset(
+        name="S", dim=768, blocks=12, heads=12, kv_heads=12, head_dim=64, hidden=2048, context=1024,
+        batch_tokens=524288, steps=19073, learning_rate=6e-4, vocab_size=50257, source=f"{_GPT2}; {_RATES}",
+    ),
+    Preset(
+        name="M", dim=1024, blocks=24, heads=16, kv_heads=16, head_dim=64, hidden=2752, context=1024,
+        batch_tokens=524288, steps=19073, learning_rate=3e-4, vocab_size=50257, source=f"{_GPT2}; {_RATES}",
+    ),
+    Preset(
+        name="L", dim=1280, blocks=36, heads=20, kv_heads=20, head_dim=64, hidden=3456, context=1024,
+        batch_tokens=524288, steps=19073, learning_rate=2.5e-4, vocab_size=50257, source=f"{_GPT2}; {_RATES}",
+    ),
+    Preset(
+        name="374M", dim=1024, blocks=16, heads=16, kv_heads=4, head_dim=64, hidden=4096, context=1024,
+        batch_tokens=524288, steps=19073, learning_rate=3e-4, vocab_size=128256,
+        source=f"arXiv 2601.09719; context and a tied vocabulary of 128,256 (it gives 374M) are ours; {_RATES}",
+    ),
+    Preset(
+        name="1B", dim=2048, blocks=16, heads=32, kv_heads=8, head_dim=64, hidden=8192, context=1024,
+        batch_tokens=524288, steps=38147, learning_rate=2e-4, vocab_size=128256,
+        source=f"ours, like Llama 3.2 1B, for arXiv 2601.09719's 1B; {_RATES}",
+    ),
+    Preset(
+        name="3B", dim=3072, blocks=28, heads=24, kv_heads=8, head_dim=128, hidden=8192, context=1024,
+        batch_tokens=1048576, steps=57221, learning_rate=1.6e-4, vocab_size=128256,
+        source=f"ours, like Llama 3.2 3B, for arXiv 2601.09719's 3B; {_RATES}",
+    ),
+)  # fmt: skip
+
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in _ALL}
+"""Every preset by name."""
+
+
+def preset_named(name: str) -> Preset:
+    """The preset of that name; the case of its letters does not matter.
+
+    Raises:
+        UsageError: none has it.
+    """
+    for preset in PRESETS.values():
+        if preset.name.lower() == name.lower():
+            return preset
+    raise UsageError(f"preset {name!r} is not known; {', '.join(PRESETS)} work.{did_you_mean(name, PRESETS)}")

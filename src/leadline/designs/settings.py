@@ -1,0 +1,79 @@
+"""The learning rate of every design, from a short sweep at the preset tiny.
+
+One table. A design that isn't in it takes its connection's row or its norm's, or else the baseline's. Other presets
+take their own rate for the baseline times the design's ratio to it at tiny [ours].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from leadline.designs.design import Design
+from leadline.designs.presets import Preset
+from leadline.models.config import InitConfig
+
+BASELINE = "prenorm"
+
+
+@dataclasses.dataclass(frozen=True)
+class Swept:
+    """A design's learning rate at the preset tiny.
+
+    Attributes:
+        learning_rate: the peak rate, chosen.
+        points: (learning rate, held-out bits per byte) of every run of the sweep; empty where the rate was not swept.
+    """
+
+    learning_rate: float
+    points: tuple[tuple[float, float], ...] = ()
+
+
+TABLE: dict[str, Swept] = {
+    "prenorm": Swept(4e-3),
+    "attnres": Swept(6e-3),
+    "attnres-block": Swept(8e-3),
+    "mgr-independent": Swept(4e-3),
+    "mgr-competitive": Swept(4e-3),
+    "mhc-lite": Swept(4e-3),
+    "bhyt": Swept(4e-3),
+    "lns": Swept(4e-3),
+}
+"""By canonical expression."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a design is trained at a preset.
+
+    Attributes:
+        learning_rate: peak learning rate.
+        init: how matrices start.
+        source: where the learning rate comes from, in words.
+        points: the sweep's points at the preset tiny, (learning rate, bits per byte).
+    """
+
+    learning_rate: float
+    init: InitConfig
+    source: str
+    points: tuple[tuple[float, float], ...] = ()
+
+
+def settings(design: Design, preset: Preset) -> Settings:
+    """The learning rate and initialisation of a design at a preset."""
+    row, swept = _row(design)
+    chosen = "sweep shipped with Leadline" if swept.points else "Leadline's table, not swept"
+    source = chosen if row == design.expression else f"{chosen}; the rate of {row}"
+    rate = swept.learning_rate
+    if preset.name != "tiny":
+        rate = preset.learning_rate * swept.learning_rate / TABLE[BASELINE].learning_rate
+        source = (
+            f"{preset.name}'s rate of {preset.learning_rate:g} times {row}'s ratio to {BASELINE} at tiny ({chosen})"
+        )
+    return Settings(rate, design.init, source, swept.points if row == design.expression else ())
+
+
+def _row(design: Design) -> tuple[str, Swept]:
+    for name in (design.expression, *design.parts, BASELINE):
+        if name in TABLE:
+            return name, TABLE[name]
+    raise KeyError(f"the table of learning rates lacks {BASELINE}")

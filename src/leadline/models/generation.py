@@ -1,0 +1,184 @@
+"""Generation: one token at a time, with or without the KV cache; the logits are the same.
+
+Shapes: B batch, T prompt, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from leadline.errors import LeadlineError, UsageError
+from leadline.models.cache import KVCache
+from leadline.models.decoder import Decoder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Attributes:
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: only the k most likely tokens.
+        top_p: only the most likely tokens that together reach this probability (arXiv 1904.09751), after top_k.
+
+    Raises:
+        UsageError: a value out of range.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.temperature != 0 and not 1e-6 <= self.temperature < math.inf:
+            raise UsageError(
+                f"temperature={self.temperature} can be 0 (the most likely token) or from 1e-6 up, such as 0.8"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"top_k={self.top_k} must be at least 1, such as 50")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UsageError(f"top_p={self.top_p} must be more than 0 and at most 1, such as 0.9")
+
+    def choose(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Tokens (B,) from logits (B, V)."""
+        if not torch.isfinite(logits).all():
+            raise LeadlineError("the model's logits are not finite, so there is no next token; did training diverge?")
+        if self.temperature == 0:
+            return logits.argmax(dim=-1)
+        probabilities = torch.softmax(self.filtered(logits), dim=-1)
+        return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+
+    def filtered(self, logits: Tensor) -> Tensor:
+        """Logits (B, V) in float32 or wider, divided by the temperature; -inf where a token can't be chosen."""
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        logits = logits.to(wide)
+        logits = (logits - logits.amax(dim=-1, keepdim=True)) / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            kept = torch.topk(logits, self.top_k, dim=-1)
+            logits = torch.full_like(logits, -math.inf).scatter(-1, kept.indices, kept.values)
+        if self.top_p is not None and self.top_p < 1:
+            ordered, order = logits.sort(dim=-1, descending=True)
+            probabilities = ordered.softmax(dim=-1)
+            reached_before = probabilities.cumsum(dim=-1) - probabilities
+            ordered = ordered.masked_fill(reached_before >= self.top_p, -math.inf)
+            logits = torch.full_like(logits, -math.inf).scatter(-1, order, ordered)
+        return logits
+
+
+def stream_tokens(
+    model: Decoder,
+    prompt_tokens: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    cache: bool = True,
+    stop_token: int | None = None,
+) -> Iterator[Tensor]:
+    """Yields the next token of every sequence, (B,) int64, up to `max_new_tokens` times.
+
+    Args:
+        model: where its parameters are is where generation runs.
+        prompt_tokens: (B, T) or (T,) int64, T at least 1.
+        max_new_tokens: how many tokens at most.
+        temperature, top_k, top_p: see `Sampling`.
+        seed: the same seed gives the same tokens on the same kind of device.
+        cache: keep keys and values; without, every token costs a pass over all tokens.
+        stop_token: ends a sequence, which repeats it until all sequences have ended.
+
+    Raises:
+        UsageError: a value that can't work, before anything is computed.
+        LeadlineError: logits that aren't finite.
+    """
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    tokens = _checked_prompt(model, prompt_tokens)
+    if max_new_tokens < 0:
+        raise UsageError(f"max_new_tokens={max_new_tokens} must be 0 or more")
+    if stop_token is not None and not 0 <= stop_token < model.config.vocab_size:
+        raise UsageError(f"stop_token={stop_token} is no token; this model has 0 to {model.config.vocab_size - 1}")
+    kept = KVCache(tokens.shape[1] + max_new_tokens) if cache else None
+    generator = torch.Generator(device=tokens.device).manual_seed(seed)
+    return _steps(model, tokens, max_new_tokens, sampling, generator, kept, stop_token)
+
+
+def _steps(
+    model: Decoder,
+    tokens: Tensor,
+    count: int,
+    sampling: Sampling,
+    generator: torch.Generator,
+    cache: KVCache | None,
+    stop_token: int | None,
+) -> Iterator[Tensor]:
+    ended = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
+    for _ in range(count):
+        with torch.inference_mode():
+            chosen = sampling.choose(_last_logits(model, tokens, cache), generator)
+            if stop_token is not None:
+                chosen = torch.where(ended, stop_token, chosen)
+                ended = ended | (chosen == stop_token)
+            following = chosen.unsqueeze(1)
+            tokens = following if cache is not None else torch.cat((tokens, following), dim=1)
+            finished = stop_token is not None and bool(ended.all())
+        yield chosen.clone()
+        if finished:
+            return
+
+
+def _last_logits(model: Decoder, tokens: Tensor, cache: KVCache | None) -> Tensor:
+    """Logits (B, V) after the last token; the head sees no other."""
+    return model.logits(model.hidden(tokens, cache=cache)[:, -1])
+
+
+def generate(
+    model: Decoder,
+    prompt_tokens: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    cache: bool = True,
+    stop_token: int | None = None,
+) -> Tensor:
+    """The prompt and what follows it, (B, T + new) int64 (or without B, as the prompt). See `stream_tokens`.
+
+    Generation ends early when every sequence has reached `stop_token`.
+    """
+    prompt = _checked_prompt(model, prompt_tokens)
+    steps = stream_tokens(
+        model,
+        prompt,
+        max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        cache=cache,
+        stop_token=stop_token,
+    )
+    tokens = torch.cat([prompt, *(step.unsqueeze(1) for step in steps)], dim=1)
+    return tokens.squeeze(0) if prompt_tokens.dim() == 1 else tokens
+
+
+def _checked_prompt(model: Decoder, tokens: Tensor) -> Tensor:
+    """The prompt as (B, T) on the model's device."""
+    if tokens.dim() not in (1, 2) or tokens.dtype not in (torch.int64, torch.int32):
+        raise UsageError(
+            f"prompt_tokens is {tokens.dtype} of shape {tuple(tokens.shape)}; it should be int64 of shape (batch, time)"
+        )
+    if tokens.shape[-1] == 0:
+        raise UsageError("prompt_tokens is empty; generation needs at least one token to follow")
+    vocab_size = model.config.vocab_size
+    if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        raise UsageError(f"prompt_tokens holds numbers outside this model's vocabulary of 0 to {vocab_size - 1}")
+    tokens = tokens.to(model.embed.weight.device, torch.int64)
+    return tokens.unsqueeze(0) if tokens.dim() == 1 else tokens

@@ -1,0 +1,93 @@
+"""What every norm is made of: a frozen configuration that builds a module for one place in the model."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from leadline.errors import UsageError
+
+Device = torch.device | str | None
+
+Role = Literal["attention", "mlp", "final", "output", "embedding", "query_key"]
+"""Where it stands: before attention, the MLP or the head; after a sublayer or the embedding; on queries and keys."""
+
+
+class Norm(nn.Module):
+    """A norm module: `forward(x)` takes (..., dim) to (..., dim) in x's dtype.
+
+    Attributes:
+        scale: what the read before it is worth in residual streams at the zero-query start.
+    """
+
+    scale: float
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} does not define forward")
+
+    def reset_parameters(self) -> None:
+        """Sets the starting values, after meta-device construction too."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NormConfig:
+    """The whole configuration of a norm; `build` makes the module for one place."""
+
+    kind: ClassVar[str]
+
+    def build(
+        self,
+        dim: int,
+        *,
+        scale: float = 1.0,
+        role: Role = "attention",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> Norm:
+        """The norm of width `dim` for one place.
+
+        Args:
+            dim: the width that statistics run over.
+            scale: the site's `scale`; the module uses `eps * scale**2`, so that a mean of k sources
+                (scale 1/k) is normalised exactly as their sum would be.
+            role: where it stands; starting values depend on it in some norms.
+            device: where parameters are made; "meta" makes none until `to_empty` and `reset_parameters`.
+            dtype: of the parameters; PyTorch's default unless given.
+
+        Raises:
+            UsageError: `dim` is not positive or `scale` is not a positive number.
+        """
+        if dim < 1:
+            raise UsageError(f"dim={dim} must be at least 1")
+        if not scale > 0:
+            raise UsageError(f"scale={scale} must be more than 0")
+        return self.make(dim, scale, role, device, dtype)
+
+    def make(
+        self,
+        dim: int,
+        scale: float,
+        role: Role,
+        device: Device,
+        dtype: torch.dtype | None,
+    ) -> Norm:
+        """Makes the module; called by `build` with checked arguments."""
+        raise TypeError(f"{type(self).__name__} does not define make")
+
+
+def check_eps(eps: float) -> None:
+    """Raises UsageError where `eps` can't stand under a root."""
+    if not eps >= 0:
+        raise UsageError(f"eps={eps} must be 0 or more, such as 1e-6")
+
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Float32 for anything narrower; float64 stays float64."""
+    return torch.promote_types(dtype, torch.float32)

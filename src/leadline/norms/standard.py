@@ -1,0 +1,134 @@
+"""RMSNorm, LayerNorm, and none: the norms that everyone knows."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leadline.config import kind
+from leadline.norms.base import Device, Norm, NormConfig, Role, check_eps, statistics_dtype
+
+
+@kind("rmsnorm")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RMSNorm(NormConfig):
+    """`gain * x / sqrt(mean x² + eps)`, gain starting at one.
+
+    Attributes:
+        eps: added to the mean square; the module uses `eps * scale**2`.
+        gain: whether there is a learned gain per channel.
+    """
+
+    eps: float = 1e-6
+    gain: bool = True
+
+    def __post_init__(self) -> None:
+        check_eps(self.eps)
+
+    def make(self, dim: int, scale: float, role: Role, device: Device, dtype: torch.dtype | None) -> RootMeanSquareNorm:
+        return RootMeanSquareNorm(dim, self.eps, gain=self.gain, scale=scale, device=device, dtype=dtype)
+
+
+class RootMeanSquareNorm(Norm):
+    """The module of `RMSNorm`: parameter `gain` (dim,), or none."""
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float,
+        *,
+        gain: bool = True,
+        scale: float = 1.0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(scale)
+        self.dim = dim
+        self.eps = eps * scale**2
+        self.gain = nn.Parameter(torch.empty(dim, device=device, dtype=dtype)) if gain else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.gain is not None:
+            nn.init.ones_(self.gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = statistics_dtype(x.dtype)
+        gain = None if self.gain is None else self.gain.to(wide)
+        return F.rms_norm(x.to(wide), (self.dim,), gain, self.eps).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, eps={self.eps}, gain={self.gain is not None}"
+
+
+@kind("layernorm")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerNorm(NormConfig):
+    """`gain * (x - mean) / sqrt(var + eps) + bias`, gain starting at one, bias (if any) at zero.
+
+    Attributes:
+        eps: added to the variance; the module uses `eps * scale**2`.
+        bias: whether there is a learned bias per channel.
+    """
+
+    eps: float = 1e-6
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        check_eps(self.eps)
+
+    def make(self, dim: int, scale: float, role: Role, device: Device, dtype: torch.dtype | None) -> MeanVarianceNorm:
+        return MeanVarianceNorm(dim, self.eps, bias=self.bias, scale=scale, device=device, dtype=dtype)
+
+
+class MeanVarianceNorm(Norm):
+    """The module of `LayerNorm`: parameters `gain` (dim,) and, with bias, `bias` (dim,)."""
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float,
+        *,
+        bias: bool = False,
+        scale: float = 1.0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(scale)
+        self.dim = dim
+        self.eps = eps * scale**2
+        self.gain = nn.Parameter(torch.empty(dim, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(dim, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.gain)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = statistics_dtype(x.dtype)
+        bias = None if self.bias is None else self.bias.to(wide)
+        return F.layer_norm(x.to(wide), (self.dim,), self.gain.to(wide), bias, self.eps).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, eps={self.eps}, bias={self.bias is not None}"
+
+
+@kind("none")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoNorm(NormConfig):
+    """No norm here: the input passes unchanged. For Post-LN and DeepNorm, whose connection normalises."""
+
+    def make(self, dim: int, scale: float, role: Role, device: Device, dtype: torch.dtype | None) -> Identity:
+        return Identity(scale)
+
+
+class Identity(Norm):
+    """The module of `NoNorm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x

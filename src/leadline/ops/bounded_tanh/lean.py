@@ -1,0 +1,120 @@
+"""Bounded hyperbolic tanh with hand-written gradients: few passes, little saved, any device.
+
+Where the input is float32 or wider the tanh is saved (on a CPU it costs more than all other passes together);
+in narrower dtypes it is recomputed from the input, so that nothing wide is kept. Second derivatives raise: take the
+reference for those.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from leadline.ops.bounded_tanh.reference import as_wide, second_slope, slope_with_mean
+from leadline.ops.precision import no_autocast, wide
+
+
+def _to_vector(x: Tensor) -> Tensor:
+    """Sums everything but the last dimension."""
+    return x.sum_to_size(x.shape[-1])
+
+
+def _tanh_or_saved(x: Tensor, slope: Tensor, saved: Tensor | None) -> Tensor:
+    return torch.tanh(x.to(slope.dtype) * slope) if saved is None else saved
+
+
+class _ScaledTanh(torch.autograd.Function):
+    """`gain * tanh(slope * x)` with one slope per token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, slope: Tensor) -> Tensor:
+        tanh = (x.to(slope.dtype) * slope).tanh_()
+        keep = tanh if x.dtype == slope.dtype else None
+        ctx.save_for_backward(x, gain, slope, keep)
+        return (tanh * gain).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, gain, slope, keep = ctx.saved_tensors
+        tanh = _tanh_or_saved(x, slope, keep)
+        dy = dy.to(slope.dtype)
+        du = (dy * gain) * (1 - tanh * tanh)
+        dgain = _to_vector(dy * tanh)
+        dslope = (du * x).sum(-1, keepdim=True)
+        return (du * slope).to(x.dtype), dgain.to(gain.dtype), dslope
+
+
+class _BoundedTanh(torch.autograd.Function):
+    """`(gain * tanh(λ/κ · x · rsqrt(mean x² + eps)), mean x²)`; both gradients join in one pass over x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, lam: Tensor, kappa: float, eps: float) -> tuple[Tensor, Tensor]:
+        wide_x = x.to(wide(x.dtype))
+        moment = wide_x.square().mean(-1, keepdim=True)
+        root = torch.rsqrt(moment + eps)
+        slope = root * (lam / kappa)
+        tanh = (wide_x * slope).tanh_()
+        keep = tanh if x.dtype == tanh.dtype else None
+        ctx.save_for_backward(x, gain, lam, root, keep)
+        ctx.kappa = kappa
+        return (tanh * gain).to(x.dtype), moment
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, dmoment: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        x, gain, lam, root, keep = ctx.saved_tensors
+        slope = root * (lam / ctx.kappa)
+        tanh = _tanh_or_saved(x, slope, keep)
+        dy = dy.to(slope.dtype)
+        du = (dy * gain) * (1 - tanh * tanh)
+        dgain = _to_vector(dy * tanh)
+        dslope = (du * x).sum(-1, keepdim=True)
+        dlam = (dslope * root).sum() / ctx.kappa
+        dmoment = dmoment - 0.5 * dslope * slope * root * root
+        dx = torch.addcmul(du * slope, x.to(slope.dtype), dmoment * (2 / x.shape[-1]))
+        return dx.to(x.dtype), dgain.to(gain.dtype), dlam.reshape(lam.shape), None, None
+
+
+def bounded_tanh(
+    x: Tensor, gain: Tensor, lam: Tensor | float, kappa: float, eps: float, with_mean: bool = False
+) -> tuple[Tensor, Tensor]:
+    """See `leadline.ops.bounded_tanh`."""
+    lam = as_wide(lam, x)
+    gain = gain.to(wide(x.dtype))
+    if with_mean:
+        wide_x = x.to(wide(x.dtype))
+        moment = wide_x.square().mean(-1, keepdim=True)
+        slope = slope_with_mean(wide_x, moment, lam, kappa, eps)
+        return _ScaledTanh.apply(x, gain, slope), moment
+    return _BoundedTanh.apply(x, gain, lam, kappa, eps)
+
+
+def bounded_tanh_reuse(
+    x: Tensor,
+    gain: Tensor,
+    lam: Tensor | float,
+    lam_first: Tensor | float,
+    kappa: float,
+    second_moment: Tensor,
+    c: Tensor,
+    eps: float,
+) -> Tensor:
+    """See `leadline.ops.bounded_tanh_reuse`."""
+    slope = second_slope(as_wide(second_moment, x), as_wide(lam, x), as_wide(lam_first, x), kappa, as_wide(c, x), eps)
+    return _ScaledTanh.apply(x, gain.to(slope.dtype), slope)
+
+
+@torch.no_grad()
+def attention_gain(w_v: Tensor, w_o: Tensor, heads: int, kv_heads: int, length: int) -> Tensor:
+    """See `leadline.ops.attention_gain`. Query heads that share a V are summed first: less work, same product."""
+    dtype = wide(w_v.dtype)
+    dim = w_v.shape[1]
+    width = w_v.shape[0] // kv_heads
+    w_o_DKh = w_o.to(dtype).view(w_o.shape[0], kv_heads, heads // kv_heads, width).sum(2).flatten(1)
+    with no_autocast(w_v):
+        product_DD = w_o_DKh @ w_v.to(dtype)
+    return product_DD.square().sum() / (length * dim)

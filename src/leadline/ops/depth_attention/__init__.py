@@ -1,0 +1,60 @@
+"""Reading from depth: a softmax over earlier outputs, one learned query a reader (AttnRes, arXiv 2603.15031)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from leadline.errors import UsageError
+from leadline.ops.choice import Backend, chosen
+from leadline.ops.depth_attention.lean import depth_attention_lean
+from leadline.ops.depth_attention.reference import depth_attention_reference, depth_attention_weights, source_root
+from leadline.ops.precision import no_autocast
+
+__all__ = ["depth_attention", "depth_attention_weights", "source_root"]
+
+
+def depth_attention(
+    sources: Sequence[Tensor],
+    query: Tensor,
+    key_gain: Tensor,
+    eps: float,
+    *,
+    roots: Sequence[Tensor] | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """`Σ_i a_i v_i` with `a = softmax_i(query · (rms(v_i) ⊙ key_gain))`.
+
+    One source is returned as it is, and the query gets a gradient of exactly zero. The lean backend lists sources and
+    never stacks them. Scores and weights are float32, or float64 for float64.
+
+    Args:
+        sources: k ≥ 1 tensors of one shape (..., D) and one dtype, of any strides.
+        query: (D,).
+        key_gain: (D,).
+        eps: in `rms(x) = x / sqrt(mean x² + eps)`.
+        roots: for each source `source_root(source, eps)`, (...), if it is known already. It is used as data: the lean
+            backward pass holds its derivative.
+        backend: "reference" or "lean"; "auto" takes lean.
+
+    Returns:
+        The mix, (..., D), in the sources' dtype.
+
+    Raises:
+        UsageError: no sources, or roots that don't match them.
+    """
+    if not sources:
+        raise UsageError("depth_attention needs at least one source")
+    if roots is not None and len(roots) != len(sources):
+        raise UsageError(f"depth_attention has {len(sources)} sources and {len(roots)} roots; it needs one for each")
+    if len(sources) == 1:
+        return sources[0]
+    with no_autocast(sources[0]):
+        if chosen(backend) == "reference":
+            return depth_attention_reference(sources, query, key_gain, eps)
+        if roots is None:
+            with torch.no_grad():
+                roots = [source_root(source, eps) for source in sources]
+        return depth_attention_lean(sources, roots, query, key_gain)

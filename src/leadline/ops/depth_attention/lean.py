@@ -1,0 +1,90 @@
+"""Depth attention with a hand-written backward pass. Sources stay where they are: nothing is stacked or copied.
+
+With `r_i = rsqrt(mean v_i² + eps)`, `q = query ⊙ gain`, `s_i = r_i q·v_i`, `p = softmax(s)`, `o = Σ p_i v_i`:
+
+    ds_i = p_i (do·v_i − Σ_j p_j do·v_j)        dv_i = p_i do + ds_i r_i (q − (s_i r_i / D) v_i)
+    dq = Σ_tokens Σ_i ds_i r_i v_i              dquery = dq ⊙ gain,  dgain = dq ⊙ query
+
+Saved for backward: r and s, 2k numbers a token, beside the sources, which live anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from leadline.ops.precision import no_autocast, wide
+
+
+def depth_attention_lean(sources: Sequence[Tensor], roots: Sequence[Tensor], query: Tensor, key_gain: Tensor) -> Tensor:
+    """The mix, (..., D); see `leadline.ops.depth_attention`."""
+    if not torch.is_grad_enabled():
+        return mix(sources, scores(sources, roots, query, key_gain)[0].softmax(dim=0))
+    result: Tensor = _DepthAttention.apply(query, key_gain, len(sources), *sources, *roots)
+    return result
+
+
+def scores(
+    sources: Sequence[Tensor], roots: Sequence[Tensor], query: Tensor, key_gain: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores s (k, ...), roots r (k, ...) and the direction q (D,), all float32 or wider."""
+    dtype = wide(sources[0].dtype)
+    direction = query.to(dtype) * key_gain.to(dtype)
+    products = torch.stack([torch.matmul(source.to(dtype), direction) for source in sources])
+    stacked = torch.stack(list(roots))
+    return products * stacked, stacked, direction
+
+
+def mix(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """`Σ_i weights_i v_i`, accumulated in the weights' dtype and rounded once."""
+    expanded = weights.unsqueeze(-1)
+    total = sources[0].to(weights.dtype) * expanded[0]
+    for source, weight in zip(sources[1:], expanded[1:].unbind(0), strict=True):
+        total.addcmul_(source.to(weights.dtype), weight)
+    return total.to(sources[0].dtype)
+
+
+class _DepthAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key_gain: Tensor, count: int, *tensors: Tensor) -> Tensor:
+        sources, roots = tensors[:count], tensors[count:]
+        score, root, direction = scores(sources, roots, query, key_gain)
+        ctx.count = count
+        ctx.save_for_backward(query, key_gain, direction, score, root, *sources)
+        return mix(sources, score.softmax(dim=0))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        with no_autocast(upstream):
+            return _DepthAttention._gradients(ctx, upstream)
+
+    @staticmethod
+    def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        query, key_gain, direction, score, root, *sources = ctx.saved_tensors
+        count, dim, dtype = ctx.count, direction.shape[0], direction.dtype
+        do = upstream.to(dtype)
+        wider = [source.to(dtype) for source in sources]
+        weight = score.softmax(dim=0)
+        products = torch.stack([(do * source).sum(dim=-1) for source in wider])
+        dscore = weight * (products - (weight * products).sum(dim=0))
+        along = dscore * root
+        back = (along * root * score).div_(-dim).unsqueeze(-1).unbind(0)
+        weights, alongs = weight.unsqueeze(-1).unbind(0), along.unsqueeze(-1)
+        dsources: list[Tensor | None] = []
+        ddirection = torch.zeros_like(direction)
+        for i, source in enumerate(wider):
+            if ctx.needs_input_grad[3 + i]:
+                grad = do * weights[i]
+                grad.addcmul_(alongs[i], direction).addcmul_(source, back[i])
+                dsources.append(grad.to(sources[i].dtype))
+            else:
+                dsources.append(None)
+            ddirection += torch.matmul(along[i].reshape(-1), source.reshape(-1, dim))
+        dquery = (ddirection * key_gain.to(dtype)).to(query.dtype)
+        dgain = (ddirection * query.to(dtype)).to(key_gain.dtype)
+        return dquery, dgain, None, *dsources, *([None] * count)

@@ -1,0 +1,21 @@
+"""What scores, statistics and gates are computed in, whatever dtype flows."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import Tensor
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def no_autocast(like: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Turns autocast off on `like`'s device, where it is on."""
+    kind = like.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return contextlib.nullcontext()

@@ -1,0 +1,169 @@
+"""Measurements along depth on held-out batches: what each block is worth, and how much each one turns its input.
+
+All of them run in evaluation mode without gradients, in float32, and keep the same memory for any number of batches.
+A batch is anything with `tokens` and `targets`, both (B, T) int64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leadline.connections.base import Readout, Site, State
+from leadline.errors import LeadlineError
+from leadline.probes.record import Rows, record
+from leadline.probes.watch import TokenBatch, Watcher, loss_sum, measuring, run, sites_of, watch
+
+
+def removal(
+    model: nn.Module, batches: Iterable[TokenBatch], *, bytes_per_token: float = 1.0, sites_per_block: int = 2
+) -> list[float]:
+    """What the loss rises by when a block is left out: ΔM_i of arXiv 2606.26538, in bits per byte.
+
+    Leaving out is the connection's own notion (`Site.skip`), for all sublayers of the block.
+
+    Args:
+        model: called as `model(tokens, skip=sublayer_numbers)`; gives logits (B, T, V).
+        bytes_per_token: of the batches' text, 1 for the byte tokenizer.
+
+    Returns:
+        One number per block; negative where the model is better without it.
+
+    Raises:
+        LeadlineError: there are no tokens.
+    """
+    sites = len(sites_of(model))
+    blocks = [tuple(range(i, min(i + sites_per_block, sites))) for i in range(0, sites, sites_per_block)]
+    tokens = 0
+    with measuring(model) as device:
+        sums = torch.zeros(len(blocks) + 1, device=device)
+        for batch in batches:
+            sums += torch.stack([loss_sum(model, batch, device, skip) for skip in [(), *blocks]])
+            tokens += batch.targets.numel()
+    if tokens == 0:
+        raise LeadlineError("there are no tokens to measure on")
+    bits = sums.double() / (tokens * bytes_per_token * math.log(2))
+    return [float(value) for value in bits[1:] - bits[0]]
+
+
+def angular_distance(model: nn.Module, batches: Iterable[TokenBatch], *, sites_per_block: int = 2) -> list[list[float]]:
+    """arccos(cos)/π between the inputs of all blocks, and the readout: 0 for one direction, ½ for orthogonal ones.
+
+    Row and column i < L is what block i reads at its first site; L is the readout. Averaged over tokens. After
+    arXiv 2403.17887. A zero vector counts as orthogonal to any other.
+
+    Returns:
+        (L+1) × (L+1), symmetric, zero on the diagonal.
+    """
+    watcher = _Angles(len(sites_of(model)), sites_per_block)
+    hidden: Any = getattr(model, "hidden", model)
+    with measuring(model) as device, watch(model, watcher):
+        for batch in batches:
+            hidden(batch.tokens.to(device))
+            watcher.end_batch()
+    if watcher.total is None:
+        raise LeadlineError("there are no tokens to measure on")
+    rows: list[list[float]] = (watcher.total / watcher.tokens).tolist()
+    return rows
+
+
+class _Angles(Watcher):
+    def __init__(self, sublayers: int, sites_per_block: int) -> None:
+        self.firsts = set(range(0, sublayers, sites_per_block))
+        self.vectors: list[Tensor] = []
+        self.total: Tensor | None = None
+        self.tokens = 0
+
+    def on_read(self, index: int, site: Site, state: State, read: Tensor) -> None:
+        if index in self.firsts:
+            self.vectors.append(nn.functional.normalize(read.float().flatten(0, -2), dim=-1, eps=1e-20))
+
+    def on_readout(self, readout: Readout, state: State, output: Tensor) -> None:
+        self.vectors.append(nn.functional.normalize(output.float().flatten(0, -2), dim=-1, eps=1e-20))
+
+    def end_batch(self) -> None:
+        # One row at a time: the memory is that of the vectors, never of all pairs times tokens.
+        count = len(self.vectors)
+        angles = self.vectors[0].new_zeros(count, count)
+        for i in range(count):
+            for j in range(i):
+                cosine = (self.vectors[i] * self.vectors[j]).sum(dim=-1).clamp(-1.0, 1.0)
+                angles[i, j] = angles[j, i] = cosine.acos().sum() / math.pi
+        self.total = angles if self.total is None else self.total + angles
+        self.tokens += self.vectors[0].shape[0]
+        self.vectors = []
+
+
+def depth_weights(model: nn.Module, batches: Iterable[TokenBatch]) -> Rows | None:
+    """The weights of every read over its sources, for AttnRes: one row per sublayer and the readout's, ragged.
+
+    None where the connection shows no weights.
+    """
+    return _rows(_connection(model, batches), "weights")
+
+
+def gates(model: nn.Module, batches: Iterable[TokenBatch]) -> Rows | None:
+    """The write gates β of every sublayer per stream, for MGR; an empty row where a sublayer has no gate.
+
+    For hyper-connections these are the weights `post` of a write, which aren't bound to lie between 0 and 1;
+    `measure` leaves them out.
+    """
+    return _rows(_connection(model, batches), "gates", last=False)
+
+
+def stream_diversity(model: nn.Module, batches: Iterable[TokenBatch]) -> Rows | None:
+    """1 − the mean cosine between pairs of streams before each sublayer; None for a connection of one stream."""
+    return _rows(_connection(model, batches), "diversity", last=False, empty=0.0)
+
+
+def mixing(model: nn.Module, batches: Iterable[TokenBatch]) -> Rows | None:
+    """The mean mixing matrix of every sublayer, streams × streams, for hyper-connections."""
+    return _rows(_connection(model, batches), "mixing", last=False)
+
+
+def measure(
+    model: nn.Module,
+    batches: Sequence[TokenBatch],
+    *,
+    bytes_per_token: float = 1.0,
+    removal_batches: int | None = None,
+) -> dict[str, Any]:
+    """Every measurement of this file on the same batches, as data that JSON can hold.
+
+    Args:
+        batches: read up to three times; a list.
+        removal_batches: how many of the batches removal uses (it runs the model once per block); None: all.
+    """
+    with measuring(model) as device, record(model, inspect=True) as depth:
+        tokens = run(model, batches, device)
+    shown = depth.connection
+    return {
+        "tokens": tokens,
+        "read_rms": depth.read_rms,
+        "output_rms": depth.output_rms,
+        "block_output_rms": depth.block_output_rms,
+        "removal": removal(model, batches[:removal_batches], bytes_per_token=bytes_per_token),
+        "angular_distance": angular_distance(model, batches),
+        "depth_weights": None if {"gates", "mixing"} & shown.keys() else _rows(shown, "weights"),
+        "gates": None if "mixing" in shown else _rows(shown, "gates", last=False),
+        "stream_diversity": _rows(shown, "diversity", last=False, empty=0.0),
+        "mixing": _rows(shown, "mixing", last=False),
+    }
+
+
+def _connection(model: nn.Module, batches: Iterable[TokenBatch]) -> dict[str, Rows]:
+    with measuring(model) as device, record(model, inspect=True) as depth:
+        run(model, batches, device)
+    return depth.connection
+
+
+def _rows(shown: dict[str, Rows], name: str, *, last: bool = True, empty: Any = None) -> Rows | None:
+    rows = shown.get(name)
+    if rows is None or all(row is None for row in rows):
+        return None
+    missing = [] if empty is None else empty
+    return [missing if row is None else row for row in (rows if last else rows[:-1])]

@@ -1,0 +1,160 @@
+"""The depth record: how large reads and outputs are along depth, and what the connection shows of itself.
+
+    with record(model, inspect=True) as depth:
+        model(tokens)
+    depth.read_rms        # one number per sublayer, and the readout's
+
+Cheap enough for training: one reduction per read and write, on the model's device, without waiting for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leadline.connections.base import Readout, Site, State
+from leadline.errors import LeadlineError
+from leadline.probes.watch import Watcher, sites_of, watch
+
+Rows = list[Any]
+"""One entry per site, and one for the readout: nested lists of floats, or None where there is nothing."""
+
+
+class _Mean:
+    """A mean over tokens that grows by batches and keeps one small tensor."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+        self.tokens = 0
+
+    def add(self, total: Tensor, tokens: int, what: str) -> None:
+        if tokens == 0:
+            return
+        if self.total is not None and self.total.shape != total.shape:
+            raise LeadlineError(
+                f"{what} had {list(self.total.shape)} entries before and has {list(total.shape)} now; "
+                "record forward passes that skip different layers apart"
+            )
+        self.total = total if self.total is None else self.total + total
+        self.tokens += tokens
+
+    def value(self) -> Any:
+        return None if self.total is None else (self.total / self.tokens).tolist()
+
+
+class DepthRecord(Watcher):
+    """What `record` collects; all values are means over the tokens seen, in float32.
+
+    With N sublayers, a value is None where nothing came by (a skipped sublayer).
+    """
+
+    def __init__(self, sublayers: int, *, inspect: bool, sites_per_block: int) -> None:
+        self.sublayers = sublayers
+        self.sites_per_block = sites_per_block
+        self._inspect = inspect
+        self._reads = [_Mean() for _ in range(sublayers + 1)]
+        self._outputs = [_Mean() for _ in range(sublayers)]
+        self._shown: dict[str, list[_Mean]] = {}
+
+    @property
+    def read_rms(self) -> Rows:
+        """The root mean square over the width of what each sublayer read; the last is the readout's: N+1 floats."""
+        return [mean.value() for mean in self._reads]
+
+    @property
+    def output_rms(self) -> Rows:
+        """The same of what each sublayer gave to `write`: N floats."""
+        return [mean.value() for mean in self._outputs]
+
+    @property
+    def block_output_rms(self) -> Rows:
+        """The size of depth after each block: what the next block reads, and the readout for the last."""
+        reads = self.read_rms
+        return [*reads[self.sites_per_block : self.sublayers : self.sites_per_block], reads[-1]]
+
+    @property
+    def connection(self) -> dict[str, Rows]:
+        """What the connection shows, by name: `weights`, `gates`, `mixing` (each entry's mean over tokens) and
+        `diversity` (see `diversity`). Rows: one per site and the readout, ragged, None where a site shows nothing.
+        """
+        return {name: [mean.value() for mean in means] for name, means in self._shown.items()}
+
+    def on_read(self, index: int, site: Site, state: State, read: Tensor) -> None:
+        with torch.no_grad():
+            self._add_rms(self._reads[index], read)
+            if self._inspect:
+                self._show(index, site.inspect(state))
+
+    def on_write(self, index: int, site: Site, output: Tensor) -> None:
+        with torch.no_grad():
+            self._add_rms(self._outputs[index], output)
+
+    def on_readout(self, readout: Readout, state: State, output: Tensor) -> None:
+        with torch.no_grad():
+            self._add_rms(self._reads[self.sublayers], output)
+            if self._inspect:
+                self._show(self.sublayers, readout.inspect(state))
+
+    def _add_rms(self, mean: _Mean, x: Tensor) -> None:
+        dim = x.shape[-1]
+        if dim == 0 or x.numel() == 0:
+            return
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        length = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=dtype)
+        mean.add(length.sum() / dim**0.5, length.numel(), "a read or an output")
+
+    def _show(self, index: int, shown: dict[str, Tensor]) -> None:
+        for name, value in shown.items():
+            if name == "streams":
+                name, value, kept = "diversity", diversity(value), 0
+            else:
+                kept = 2 if name == "mixing" else 1
+            value = value.detach()
+            value = value if value.dtype == torch.float64 else value.float()
+            leading = value.dim() - kept
+            tokens = value.shape[:leading].numel()
+            total = value.sum(dim=tuple(range(leading))) if leading else value
+            means = self._shown.setdefault(name, [_Mean() for _ in range(self.sublayers + 1)])
+            means[index].add(total, tokens, f"{name} at site {index}")
+
+
+@contextlib.contextmanager
+def record(model: nn.Module, *, inspect: bool = False, sites_per_block: int = 2) -> Iterator[DepthRecord]:
+    """Collects a `DepthRecord` from every forward pass of `model` until the context ends.
+
+    Works for any model that reads and writes through `Site`s and a `Readout`. The model computes the same numbers,
+    gradients too. Recomputed activations pass twice and leave the means as they are.
+
+    Args:
+        inspect: also collect what the connection shows of itself; costs about as much as another read.
+        sites_per_block: how many sites make a block, for `block_output_rms`.
+
+    Raises:
+        LeadlineError: the model is being recorded already, or has no sites.
+    """
+    depth = DepthRecord(len(sites_of(model)), inspect=inspect, sites_per_block=sites_per_block)
+    with watch(model, depth):
+        yield depth
+
+
+def diversity(streams: Tensor) -> Tensor:
+    """1 − the mean cosine over pairs of streams, per token: 0 where all point one way, 1 where they are orthogonal.
+
+    Args:
+        streams: (streams, ..., dim). One stream has diversity 0; a zero stream counts as orthogonal.
+
+    Returns:
+        (...) in float32, or float64 for float64. The measure is ours, after the picture in arXiv 2605.23259.
+    """
+    count = streams.shape[0]
+    streams = streams.detach()
+    streams = streams if streams.dtype == torch.float64 else streams.float()
+    if count < 2:
+        return streams.new_zeros(streams.shape[1:-1])
+    unit = nn.functional.normalize(streams, dim=-1, eps=1e-20)
+    off_diagonal = unit.sum(dim=0).square().sum(dim=-1) - unit.square().sum(dim=-1).sum(dim=0)
+    return 1.0 - off_diagonal / (count * (count - 1))

@@ -1,0 +1,106 @@
+"""The whole configuration of a training run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from leadline.errors import UsageError
+
+FREE = ("checkpoint_every", "keep", "device", "tensorboard")
+"""Options that may change when a run is continued."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run. What is None is filled in from the preset, the design's settings or the length of the run.
+
+    Attributes:
+        design: a design's name or expression.
+        data: `sotu`, or a folder that `leadline data prepare` wrote.
+        preset: the model's shape by name.
+        shape: what replaces the preset's, by name: blocks, dim, heads, kv_heads, head_dim, hidden.
+        tokens: to train on, rounded up to whole steps.
+        batch_size: sequences in one optimiser step.
+        context: tokens in a sequence.
+        accumulation: passes that one step is made of; divides `batch_size`. The result is that of one pass.
+        learning_rate: the peak.
+        warmup: share of the steps in which the rate rises linearly.
+        schedule: "cosine", or "wsd": steady, then linear decay.
+        decay: share of the steps in which "wsd" decays.
+        final_fraction: of the peak, at the end.
+        weight_decay: of AdamW, on matrices alone.
+        decay_embeddings: also on the embedding.
+        clip: the largest gradient norm; None clips nothing.
+        seed: of the weights and of the order of the data.
+        precision: "float32", or "bfloat16" for autocast; parameters stay float32.
+        compile: run the model through `torch.compile`.
+        recompute: recompute each block in the backward pass.
+        evaluate_every: steps between evaluations; there is one at the end anyway.
+        evaluate_tokens: held-out tokens that one evaluation reads at most.
+        record_every: steps between depth records; 0 keeps none.
+        checkpoint_every: steps between checkpoints; there is one at the end and at an interrupt anyway.
+        keep: how many checkpoints stay.
+        device: "cpu", "cuda", ...
+        tensorboard: also write TensorBoard events.
+    """
+
+    design: str
+    data: str
+    preset: str = "tiny"
+    shape: dict[str, int] = dataclasses.field(default_factory=dict)
+    tokens: int | None = None
+    batch_size: int | None = None
+    context: int | None = None
+    accumulation: int = 1
+    learning_rate: float | None = None
+    warmup: float = 0.05
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    decay: float = 0.2
+    final_fraction: float = 0.1
+    weight_decay: float = 0.1
+    decay_embeddings: bool = False
+    clip: float | None = 1.0
+    seed: int = 0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    recompute: bool = False
+    evaluate_every: int | None = None
+    evaluate_tokens: int = 65536
+    record_every: int = 50
+    checkpoint_every: int | None = None
+    keep: int = 2
+    device: str = "cpu"
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        at_least_one = ("tokens", "batch_size", "context", "accumulation", "evaluate_tokens", "keep")
+        for name in (*at_least_one, "evaluate_every", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{option(name)} {value} is too small; 1 or more work")
+        if self.record_every < 0:
+            raise UsageError(f"--record-every {self.record_every} is too small; 0 records nothing, 1 or more work")
+        for name in ("warmup", "decay", "final_fraction"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise UsageError(f"{option(name)} {value:g} is out of range; it is a share from 0 to 1")
+        if self.schedule == "wsd" and self.warmup + self.decay > 1:
+            raise UsageError(f"--warmup {self.warmup:g} and --decay {self.decay:g} are more than 1 together")
+        for name in ("learning_rate", "clip"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise UsageError(f"{option(name)} {value:g} is out of range; it must be a finite number more than 0")
+        if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
+            raise UsageError(f"--weight-decay {self.weight_decay:g} is out of range; it must be 0 or more")
+        for name, choices in (("schedule", ("cosine", "wsd")), ("precision", ("float32", "bfloat16"))):
+            if getattr(self, name) not in choices:
+                raise UsageError(f"{option(name)} {getattr(self, name)} is not known; {' and '.join(choices)} work")
+        if self.seed < 0:
+            raise UsageError(f"--seed {self.seed} must not be negative")
+
+
+def option(name: str) -> str:
+    """How the command line calls a field."""
+    return "--" + name.replace("_", "-")

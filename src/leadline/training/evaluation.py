@@ -1,0 +1,50 @@
+"""Held-out loss."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leadline.data import Split, bits_per_byte, evaluation_batches
+
+
+class Evaluation(NamedTuple):
+    """Mean loss in nats a token, and bits per byte of text."""
+
+    loss: float
+    bits_per_byte: float
+
+
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
+    """The context in which a forward pass runs."""
+    if precision == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, precision))
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean cross-entropy in nats, computed in float32 or wider."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, split: Split, *, batch_size: int, context: int, tokens: int, device: torch.device, precision: str
+) -> Evaluation:
+    """The loss on the first `tokens` held-out tokens, the same ones every time."""
+    training = model.training
+    model.eval()
+    total, count = 0.0, 0
+    for batch in evaluation_batches(split, batch_size, context, tokens):
+        with autocast(device, precision):
+            loss = loss_of(model(batch.tokens.to(device)), batch.targets.to(device))
+        total += loss.item() * batch.targets.numel()
+        count += batch.targets.numel()
+    model.train(training)
+    mean = total / count
+    return Evaluation(mean, bits_per_byte(mean, split.bytes_per_token))

@@ -1,0 +1,132 @@
+"""From a configuration to everything that a run needs, with nothing left open."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from leadline import __version__
+from leadline.config import to_dict
+from leadline.data import DataSet
+from leadline.designs import Design, Preset, ShapeConfig, count_flops, preset_named, resolve, settings
+from leadline.errors import UsageError, did_you_mean
+from leadline.models import DecoderConfig
+from leadline.training.config import RunConfig
+
+EVALUATIONS = 10
+SHAPE = ("blocks", "dim", "heads", "kv_heads", "head_dim", "hidden")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run with every value decided.
+
+    Attributes:
+        config: without None, but for `clip` and `checkpoint_every`.
+        steps: optimiser steps.
+        model: the decoder's configuration.
+        rate_source: where the learning rate comes from, in words.
+    """
+
+    config: RunConfig
+    design: Design
+    preset: Preset
+    shape: ShapeConfig
+    data: DataSet
+    model: DecoderConfig
+    steps: int
+    batch_size: int
+    context: int
+    learning_rate: float
+    evaluate_every: int
+    rate_source: str
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens in one optimiser step."""
+        return self.batch_size * self.context
+
+    def describe(self) -> dict[str, Any]:
+        """What is saved beside the results."""
+        return {
+            "leadline": __version__,
+            "config": to_dict(self.config),
+            "model": to_dict(self.model),
+            "design": {"expression": self.design.expression, "source": self.design.source},
+            "steps": self.steps,
+            "rate_source": self.rate_source,
+            "data": {"name": self.config.data, "hash": self.data.hash, "vocab_size": self.data.vocab_size},
+            "flops_per_token": count_flops(self.model).training_total,
+            "torch": torch.__version__,
+        }
+
+
+def decide(config: RunConfig) -> Run:
+    """Opens the data, finds design and preset, and fills in what the configuration leaves open.
+
+    Raises:
+        UsageError: a name or a value doesn't work; what does is named.
+        LeadlineError: the data is damaged.
+    """
+    design = resolve(config.design)
+    preset = preset_named(config.preset)
+    shape = _shape(preset, config)
+    data = DataSet.resolve(config.data)
+    data.train.windows(shape.context)
+    data.heldout.windows(shape.context)
+    found = settings(design, preset)
+    design = dataclasses.replace(design, init=found.init)
+    batch_size = preset.batch_size if config.batch_size is None else config.batch_size
+    if batch_size % config.accumulation:
+        raise UsageError(f"--accumulation {config.accumulation} does not divide the batch size of {batch_size}")
+    tokens = preset.tokens if config.tokens is None else config.tokens
+    steps = -(-tokens // (batch_size * shape.context))
+    given = config.learning_rate is not None
+    full = dataclasses.replace(
+        config,
+        design=design.expression,
+        tokens=steps * batch_size * shape.context,
+        batch_size=batch_size,
+        context=shape.context,
+        learning_rate=config.learning_rate if given else found.learning_rate,
+        evaluate_every=config.evaluate_every or max(1, -(-steps // EVALUATIONS)),
+    )
+    return Run(
+        config=full,
+        design=design,
+        preset=preset,
+        shape=shape,
+        data=data,
+        model=design.decoder(shape, data.vocab_size),
+        steps=steps,
+        batch_size=batch_size,
+        context=shape.context,
+        learning_rate=float(full.learning_rate or 0.0),
+        evaluate_every=int(full.evaluate_every or steps),
+        rate_source="given" if given else found.source,
+    )
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        UsageError: nothing can be made there.
+    """
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        works = "cpu and cuda" if torch.cuda.is_available() else "cpu"
+        raise UsageError(f"--device {name} can't be used here; {works} can") from error
+
+
+def _shape(preset: Preset, config: RunConfig) -> ShapeConfig:
+    for name in config.shape:
+        if name not in SHAPE:
+            raise UsageError(f"shape has no {name!r}; it has {', '.join(SHAPE)}.{did_you_mean(name, SHAPE)}")
+    changes = dict(config.shape)
+    if config.context is not None:
+        changes["context"] = config.context
+    return dataclasses.replace(preset.shape, **changes)

@@ -1,0 +1,208 @@
+"""`leadline compare` from end to end on a minute model: two blocks, a few steps."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leadline.cli.compare import Arguments, command_line, run
+from leadline.errors import LeadlineError, UsageError
+
+SMALL = ["--blocks", "2", "--dim", "24", "--context", "32", "--batch-size", "4", "--jobs", "1", "--threads", "1"]
+SMALL += ["--evaluations", "2", "--evaluate-tokens", "256", "--measure-tokens", "256"]
+
+
+def arguments(data: Path, out: Path, *designs: str, **options: Any) -> Arguments:
+    small = {
+        "blocks": 2,
+        "dim": 24,
+        "context": 32,
+        "batch_size": 4,
+        "jobs": 1,
+        "threads": 1,
+        "evaluations": 2,
+        "evaluate_tokens": "256",
+        "measure_tokens": "256",
+        "steps": "4",
+    }
+    return Arguments(designs=designs, data=str(data), out=out, **{**small, **options})
+
+
+def read(out: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return content
+
+
+@pytest.fixture(scope="module")
+def compared(dataset: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """prenorm and MGR on two seeds, and one design that cannot train."""
+    out = tmp_path_factory.mktemp("compare") / "out"
+    rates = "lns=1e30"
+    code = run(arguments(dataset.folder, out, "prenorm", "mgr(streams=3)", "lns", seeds="2", lr=rates))
+    return out, code
+
+
+def test_a_failed_design_is_marked_and_the_rest_goes_on(compared: tuple[Path, int]) -> None:
+    out, code = compared
+    assert code == 1
+    results = read(out)
+    status = {design["name"]: design["status"] for design in results["designs"]}
+    assert status == {"prenorm": "ok", "mgr-competitive(streams=3)": "ok", "lns": "failed"}
+    lns = results["designs"][2]
+    assert "finite" in lns["error"]
+    assert lns["loss"] is lns["bits_per_byte"] is lns["curve"] is lns["depth"] is lns["difference"] is None
+    assert lns["parameters"] > 0
+    assert any("lns failed" in sentence for sentence in results["verdict"]["sentences"])
+
+
+def test_results_hold_everything(compared: tuple[Path, int]) -> None:
+    out, _ = compared
+    results = read(out)
+    assert results["baseline"] == "prenorm"
+    assert results["seeds"] == [0, 1]
+    assert results["budget"]["tokens"] == 4 * 4 * 32
+    assert results["budget"]["steps"] == 4
+    assert results["preset"]["blocks"] == 2
+    assert results["machine"]["cores"] >= 1
+    base, mgr, _ = results["designs"]
+    assert base["difference"] is None
+    assert len(mgr["difference"]["pairs"]) == 2
+    assert mgr["difference"]["low"] < mgr["difference"]["mean"] < mgr["difference"]["high"]
+    for design in (base, mgr):
+        assert len(design["bits_per_byte"]["values"]) == 2
+        assert 1 < design["bits_per_byte"]["mean"] < 9
+        assert design["tokens_per_second"] > 0
+        assert design["peak_memory_bytes"] > 0
+        assert design["parameters"] > 0
+        assert design["flops_per_token"] > 0
+        assert design["curve"]["tokens"][-1] == 512
+        assert len(design["curve"]["train_loss"]["loss"]) == 4
+        depth = design["depth"]
+        assert len(depth["block_output_rms"]) == len(depth["removal"]) == len(depth["gradient_share"]) == 2
+        assert sum(depth["gradient_share"]) == pytest.approx(1)
+        assert len(depth["read_rms"]) == 5
+        assert len(depth["output_rms"]) == 4
+        assert [len(row) for row in depth["angular_distance"]] == [3, 3, 3]
+    assert base["depth"]["gates"] is None
+    assert [len(row) for row in mgr["depth"]["gates"]] == [0, 0, 3, 3]
+    assert len(mgr["depth"]["stream_diversity"]) == 4
+
+
+def test_the_files_beside_it(compared: tuple[Path, int]) -> None:
+    out, _ = compared
+    page = (out / "report.html").read_text()
+    assert "mgr-competitive(streams=3)" in page
+    rows = list(csv.DictReader((out / "results.csv").open()))
+    assert [(row["design"], row["seed"], row["status"]) for row in rows][:3] == [
+        ("prenorm", "0", "ok"),
+        ("prenorm", "1", "ok"),
+        ("mgr-competitive(streams=3)", "0", "ok"),
+    ]
+    assert float(rows[0]["bits_per_byte"]) > 0
+    assert "finite" in rows[-1]["error"]
+    assert (out / "compare.json").is_file()
+
+
+def test_the_same_command_repeats_no_finished_run(compared: tuple[Path, int], dataset: Any) -> None:
+    out, _ = compared
+    before = {p: p.stat().st_mtime_ns for p in out.glob("runs/[pm]*/*.json*")}
+    results = read(out)
+    rates = "lns=1e30"
+    assert run(arguments(dataset.folder, out, "prenorm", "mgr(streams=3)", "lns", seeds="2", lr=rates)) == 1
+    assert {p: p.stat().st_mtime_ns for p in out.glob("runs/[pm]*/*.json*")} == before
+    assert read(out)["designs"][0]["loss"] == results["designs"][0]["loss"]
+
+
+def test_another_comparison_in_the_same_folder_is_an_error(compared: tuple[Path, int], dataset: Any) -> None:
+    out, _ = compared
+    with pytest.raises(UsageError, match=r"holds another comparison: designs .*seeds is 0, 1 there and 0 here"):
+        run(arguments(dataset.folder, out, "prenorm", seeds="1"))
+
+
+def test_two_at_once_in_one_folder_are_an_error(compared: tuple[Path, int], dataset: Any) -> None:
+    import fcntl
+
+    out, _ = compared
+    with open(out / ".lock", "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(LeadlineError, match="another leadline compare is at work"):
+            run(arguments(dataset.folder, out, "prenorm", seeds="1"))
+
+
+def test_an_interruption_and_the_same_command_again(dataset: Any, tmp_path: Path) -> None:
+    """Interrupted in the middle of a run, it exits 130; again, it ends as a run that nobody interrupted."""
+    script = "import sys; from leadline.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "compare", "prenorm", "--data", str(dataset.folder), "--seeds", "1"]
+    command += ["--steps", "60", *SMALL]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    whole = tmp_path / "whole"
+    subprocess.run([*command, "--out", str(whole)], env=environment, check=True, capture_output=True)
+    out = tmp_path / "cut"
+    process = subprocess.Popen([*command, "--out", str(out)], env=environment, stderr=subprocess.PIPE, text=True)
+    steps = out / "runs" / "prenorm-seed0" / "steps.jsonl"
+    deadline = time.monotonic() + 60
+    while not (steps.exists() and steps.read_text().count("\n") >= 5) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert not (out / "results.json").exists()
+    assert not (out / "runs" / "prenorm-seed0" / "summary.json").exists()
+    subprocess.run([*command, "--out", str(out)], env=environment, check=True, capture_output=True)
+    one, other = read(whole)["designs"][0], read(out)["designs"][0]
+    assert other["loss"] == one["loss"]
+    assert other["curve"] == one["curve"]
+
+
+def test_a_sweep_chooses_the_rate_on_another_seed(dataset: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = {"seeds": "1", "sweep_lr": ("1e-6,1e-2",), "steps": "6"}
+    assert run(arguments(dataset.folder, out, "prenorm", **options)) == 0
+    results = read(out)
+    assert [curve["chosen"] for curve in results["learning_rates"]] == [0.01]
+    assert [len(curve["points"]) for curve in results["learning_rates"]] == [2]
+    assert results["designs"][0]["settings"]["learning_rate"] == 0.01
+    assert any("largest learning rate tried" in sentence for sentence in results["verdict"]["sentences"])
+    assert (out / "runs" / "prenorm-seed1-lr0.01" / "summary.json").is_file()
+    assert not (out / "runs" / "prenorm-seed1-lr0.01" / "probes.json").exists()
+
+
+def test_one_seed_shows_no_interval(dataset: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments(dataset.folder, tmp_path / "o", "prenorm", "attnres", seeds="1", steps="2")) == 0
+    results = read(tmp_path / "o")
+    assert results["designs"][1]["difference"]["low"] is None
+    assert results["designs"][1]["difference"]["beyond_noise"] is None
+    weights = results["designs"][1]["depth"]["depth_weights"]
+    assert [len(row) for row in weights] == [1, 2, 3, 4, 5]
+    assert "One seed" in " ".join(results["verdict"]["sentences"])
+    said = capsys.readouterr().out
+    assert results["verdict"]["headline"] in said
+    assert "one seed" in said
+
+
+def test_the_command_that_repeats_it() -> None:
+    given = Arguments(
+        designs=("prenorm", "mgr(streams=8)"), seeds="2", sweep_lr=("1e-3,2e-3",), out=Path("runs/my run")
+    )
+    assert command_line(given) == (
+        "leadline compare prenorm 'mgr(streams=8)' --seeds 2 --sweep-lr 1e-3,2e-3 --out 'runs/my run'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"jobs": 0}, "--jobs 0"), ({"threads": 0}, "--threads 0"), ({"steps": "x"}, "--steps")],
+)
+def test_wrong_options(dataset: Any, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(arguments(dataset.folder, tmp_path / "out", "prenorm", **options))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from leadline.compare.jobs import Job
+from leadline.compare.progress import TRAINING_SHARE, PlainDisplay, Tracker, duration
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def job(folder: Path, name: str, cost: float = 1.0) -> Job:
+    return Job(label=name, folder=folder / name, content={}, tokens=100, cost=cost)
+
+
+def test_time_left_follows_the_queue(tmp_path: Path) -> None:
+    clock = Clock()
+    jobs = [job(tmp_path, name, cost) for name, cost in (("a", 2.0), ("b", 1.0), ("c", 1.0), ("d", 1.0))]
+    tracker = Tracker(jobs, 2, clock)
+    assert tracker.seconds_left() is None
+    tracker.started(jobs[0])
+    tracker.started(jobs[1])
+    for one in jobs[:2]:
+        tracker.event(one, {"event": "step", "tokens": 0, "loss": 5.0})
+    clock.now = 50.0
+    # Both did half a unit of cost: a is a quarter through, b half.
+    tracker.event(jobs[0], {"event": "step", "tokens": 25 / TRAINING_SHARE, "loss": 4.0})
+    tracker.event(jobs[1], {"event": "step", "tokens": 50 / TRAINING_SHARE, "loss": 4.0})
+    # a ends in 150 s, b in 50; then c (100) follows b, and d whichever ends first.
+    assert tracker.seconds_left() == pytest.approx(250)
+
+
+def test_what_an_earlier_run_did_counts_for_no_time(tmp_path: Path) -> None:
+    clock = Clock()
+    one = job(tmp_path, "a")
+    tracker = Tracker([one], 1, clock)
+    tracker.started(one)
+    tracker.event(one, {"event": "step", "tokens": 50 / TRAINING_SHARE, "loss": 4.0})
+    clock.now = 10.0
+    tracker.event(one, {"event": "step", "tokens": 60 / TRAINING_SHARE, "loss": 4.0})
+    assert tracker.seconds_left() == pytest.approx(40)
+
+
+def test_done_jobs_are_counted_and_not_timed(tmp_path: Path) -> None:
+    done, new = job(tmp_path, "a"), job(tmp_path, "b")
+    done.folder.mkdir()
+    for name in ("summary.json", "probes.json"):
+        (done.folder / name).write_text("{}")
+    tracker = Tracker([done, new], 2, Clock())
+    assert (tracker.finished, tracker.total) == (1, 2)
+    tracker.started(new)
+    tracker.ended(new, "no luck")
+    assert tracker.finished == 2
+
+
+def test_plain_lines_are_rare(tmp_path: Path) -> None:
+    clock, stream, one = Clock(), io.StringIO(), job(tmp_path, "prenorm, seed 0")
+    display = PlainDisplay(Tracker([one], 1, clock), stream)
+    display.started(one)
+    for step in range(100):
+        clock.now = step * 0.1
+        display.event(one, {"event": "step", "tokens": step, "loss": 3.0, "tokens_per_second": 4321.0})
+    display.ended(one, None)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "prenorm, seed 0 " in lines[0]
+    assert "4,321 tokens/s" in lines[0]
+    assert "time left" in lines[0]
+    assert lines[1] == "[1/1] prenorm, seed 0: done"
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (None, 9.4, 250, 7260)] == ["…", "9 s", "4 min 10 s", "2 h 1 min"]

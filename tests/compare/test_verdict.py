@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from typing import Any
+
+from leadline.compare.statistics import Difference, differences
+from leadline.compare.verdict import verdict
+
+
+def design(name: str, values: list[float | None], speed: float = 1000.0, **other: Any) -> dict[str, Any]:
+    known = [v for v in values if v is not None]
+    mean = {"mean": sum(known) / len(known), "low": None, "high": None, "values": values} if known else None
+    status = "ok" if len(known) == len(values) else ("partial" if known else "failed")
+    return {
+        "name": name,
+        "status": status,
+        "error": None if status == "ok" else "loss is not finite at step 3",
+        "bits_per_byte": mean,
+        "difference": None,
+        "tokens_per_second": speed,
+        "peak_memory_bytes": 10**9,
+        **other,
+    }
+
+
+def as_data(difference: Difference) -> dict[str, Any]:
+    own = difference.interval
+    return {"mean": own.mean, "low": own.low, "high": own.high, "beyond_noise": difference.beyond_noise}
+
+
+def results(*designs: dict[str, Any], rates: Any = ()) -> dict[str, Any]:
+    values = {
+        d["name"]: {s: v for s, v in enumerate(d["bits_per_byte"]["values"]) if v is not None}
+        for d in designs
+        if d["bits_per_byte"] is not None
+    }
+    found = differences(values, "prenorm")
+    for one in designs:
+        if one["name"] in found:
+            one["difference"] = as_data(found[one["name"]])
+    return {
+        "designs": list(designs),
+        "baseline": "prenorm",
+        "learning_rates": list(rates),
+        "budget": {"tokens": 512000},
+        "preset": {"name": "tiny", "blocks": 24, "dim": 72},
+    }
+
+
+def text(of: dict[str, Any]) -> str:
+    return " ".join([of["headline"], *of["sentences"]])
+
+
+def test_a_clear_winner_with_its_price() -> None:
+    got = verdict(
+        results(
+            design("prenorm", [2.70, 2.71, 2.69]),
+            design("attnres", [2.580, 2.592, 2.569], speed=800.0),
+            design("lns", [2.80, 2.812, 2.789]),
+            design("peri", [2.702, 2.708, 2.691]),
+        )
+    )
+    assert got["headline"] == "Choose attnres: 0.120 bits per byte below prenorm."
+    said = text(got)
+    assert "takes 25% longer per token than prenorm" in said
+    assert "Behind prenorm: lns +0.100." in said
+    assert "peri differs from prenorm not beyond noise" in said
+    assert "512,000 tokens" in said
+    assert "One seed" not in said
+
+
+def test_a_faster_design_that_is_level_with_the_best() -> None:
+    got = verdict(
+        results(
+            design("prenorm", [2.70, 2.71, 2.69]),
+            design("attnres", [2.580, 2.592, 2.569], speed=400.0),
+            design("block", [2.581, 2.590, 2.573], speed=900.0),
+        )
+    )
+    assert got["headline"].startswith("Choose block")
+    assert "attnres has the lowest loss" in text(got)
+
+
+def test_no_difference_beyond_noise() -> None:
+    got = verdict(results(design("prenorm", [2.70, 2.60, 2.8]), design("mgr", [2.6, 2.75, 2.7])))
+    assert got["headline"].startswith("No difference beyond noise")
+    assert "Keep prenorm" in text(got)
+
+
+def test_the_baseline_wins() -> None:
+    got = verdict(results(design("prenorm", [2.5, 2.6, 2.55]), design("mgr", [2.7, 2.8, 2.76])))
+    assert got["headline"] == "Keep prenorm: every other design did worse."
+
+
+def test_one_seed_says_that_it_is_one() -> None:
+    got = verdict(results(design("prenorm", [2.70]), design("attnres", [2.58]), design("mgr", [2.68])))
+    assert got["headline"] == "Choose attnres: 0.120 bits per byte below prenorm (one seed)."
+    assert "One seed: differences under 0.05 bits per byte should be read as noise" in text(got)
+    assert "mgr differs from prenorm by less than 0.05 (mgr -0.020)." in text(got)
+    small = verdict(results(design("prenorm", [2.70]), design("mgr", [2.66])))
+    assert small["headline"].startswith("No difference beyond noise")
+
+
+def test_failures_are_told() -> None:
+    got = verdict(results(design("prenorm", [2.7, 2.71]), design("bhyt", [None, None]), design("mgr", [None, 2.7])))
+    assert "bhyt failed: loss is not finite at step 3" in text(got)
+    assert "mgr finished on some seeds only" in text(got)
+
+
+def test_without_a_baseline_there_is_no_verdict() -> None:
+    got = verdict(results(design("prenorm", [None]), design("mgr", [2.7]), design("lns", [2.6])))
+    assert got["headline"] == "No verdict: the baseline prenorm did not finish."
+    assert "lns has 2.600 and mgr has 2.700 bits per byte" in text(got)
+
+
+def test_only_the_baseline_finished() -> None:
+    got = verdict(results(design("prenorm", [2.7]), design("mgr", [None])))
+    assert got["headline"].startswith("Only prenorm finished")
+
+
+def test_a_rate_at_the_edge_is_warned_of() -> None:
+    points = [{"learning_rate": r, "bits_per_byte": b} for r, b in ((0.002, 2.8), (0.004, 2.7), (0.008, 2.6))]
+    curve = {"design": "prenorm", "points": points, "chosen": 0.008}
+    said = text(verdict(results(design("prenorm", [2.7]), design("mgr", [2.7]), rates=[curve])))
+    assert "prenorm liked the largest learning rate tried, 0.008" in said
+    curve = {"design": "prenorm", "points": points, "chosen": 0.004}
+    assert "liked" not in text(verdict(results(design("prenorm", [2.7]), design("mgr", [2.7]), rates=[curve])))

@@ -1,0 +1,53 @@
+"""`leadline designs`: what it prints and writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from leadline.cli.designs import Arguments, run
+from leadline.designs import PARTS
+from leadline.errors import UsageError
+
+
+def test_lists_every_name_with_its_source(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(Arguments(json=tmp_path / "designs.json")) == 0
+    printed = capsys.readouterr().out
+    for part in PARTS.values():
+        assert any(line.split()[:1] == [part.name] and part.source in line for line in printed.splitlines())
+    listed = json.loads((tmp_path / "designs.json").read_text())
+    assert [one["name"] for one in listed] == list(PARTS)
+    assert listed[list(PARTS).index("mgr")]["options"]["streams"] == 4
+
+
+def test_shows_one_design(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(Arguments(design="bhyt + mgr(streams=8)", json=tmp_path / "one.json")) == 0
+    printed = capsys.readouterr().out
+    assert "mgr-competitive(streams=8) + bhyt" in printed
+    assert "FLOPs per token" in printed
+    assert "Note: BHyT's norm before the MLP is exact here" in printed
+    shown = json.loads((tmp_path / "one.json").read_text())
+    assert shown["connection"]["streams"] == 8
+    assert shown["norm"]["approximate"] is False
+    assert shown["parameters"]["total"] == sum(v for k, v in shown["parameters"].items() if k != "total")
+    assert shown["flops_per_token"]["training_total"] > 0
+
+
+def test_presets_and_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(Arguments(design="prenorm", preset="s", vocab_size=1000)) == 0
+    assert "S: 12 blocks of width 768" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (Arguments(design="prenrom"), "Did you mean prenorm"),
+        (Arguments(design="prenorm", preset="XL"), "preset 'XL'"),
+        (Arguments(design="prenorm", vocab_size=0), "vocab_size=0"),
+    ],
+)
+def test_wrong_names_are_errors(arguments: Arguments, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(arguments)

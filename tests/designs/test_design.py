@@ -1,0 +1,163 @@
+"""What designs become: decoder configurations, notes, settings, presets."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from leadline.connections import AttentionResiduals
+from leadline.designs import PARTS, PRESETS, TABLE, ShapeConfig, preset_named, resolve, settings
+from leadline.errors import UsageError
+from leadline.models.config import InitConfig
+from leadline.norms import BHyT, NoNorm, RMSNorm
+
+TINY = PRESETS["tiny"]
+SMALL = ShapeConfig(dim=16, blocks=4, heads=2, kv_heads=1, head_dim=8, hidden=32, context=16)
+
+
+def test_prenorm_at_tiny() -> None:
+    config = resolve("prenorm").decoder(TINY, 257)
+    assert (config.dim, len(config.layers), config.context, config.tied) == (72, 24, 128, True)
+    layer = config.layers[0]
+    assert (layer.attention.heads, layer.attention.kv_heads, layer.attention.head_dim) == (3, 3, 24)
+    assert layer.mlp.hidden == 192
+    assert layer.attention_norm == layer.mlp_norm == config.final_norm == RMSNorm()
+    assert layer.attention_output_norm is None
+    assert config.init == InitConfig(output_scale="depth")
+    assert not config.embedding_scale
+
+
+def test_lns_divides_by_the_root_of_the_block_number_and_starts_undivided() -> None:
+    config = resolve("lns").decoder(TINY, 257)
+    for number, layer in enumerate(config.layers, start=1):
+        assert layer.norm_scale == pytest.approx(1 / math.sqrt(number))
+        assert isinstance(layer.norm_scale, float)
+    assert config.init.output_scale == "none"
+
+
+def test_peri_and_sandwich_have_output_norms_and_only_peri_norms_the_embedding() -> None:
+    peri, sandwich = resolve("peri-ln").decoder(SMALL, 17), resolve("sandwich-ln").decoder(SMALL, 17)
+    for config in (peri, sandwich):
+        assert config.layers[0].attention_output_norm == config.layers[0].mlp_output_norm == RMSNorm()
+    assert peri.embedding_norm == RMSNorm()
+    assert sandwich.embedding_norm is None
+    assert resolve("peri-ln(embedding_norm=false)").decoder(SMALL, 17).embedding_norm is None
+
+
+def test_post_norm_has_no_norm_inside_and_none_at_the_end() -> None:
+    for name in ("post-ln", "deepnorm"):
+        config = resolve(name).decoder(SMALL, 17)
+        assert config.final_norm == NoNorm()
+        assert config.layers[0].attention_norm == config.layers[-1].mlp_norm == NoNorm()
+        assert config.init == InitConfig(output_scale="none", deepnorm=name == "deepnorm")
+
+
+def test_mix_ln_is_post_norm_in_the_first_quarter() -> None:
+    config = resolve("mix-ln").decoder(TINY, 257)
+    assert [layer.attention_norm == NoNorm() for layer in config.layers] == [True] * 6 + [False] * 18
+    assert config.connection.post_norm_blocks == 6
+    assert config.final_norm == RMSNorm()
+
+
+def test_dyt_scales_the_embedding() -> None:
+    assert resolve("dyt").decoder(SMALL, 17).embedding_scale
+    assert resolve("derf").decoder(SMALL, 17).embedding_scale
+    assert not resolve("bhyt").decoder(SMALL, 17).embedding_scale
+
+
+def test_bhyts_final_norm_is_rmsnorm_unless_asked() -> None:
+    assert resolve("bhyt").decoder(SMALL, 17).final_norm == RMSNorm()
+    assert isinstance(resolve("bhyt(final=bhyt)").decoder(SMALL, 17).final_norm, BHyT)
+
+
+def test_qk_norm_and_plain_init() -> None:
+    assert resolve("qk-norm").decoder(SMALL, 17).layers[0].attention.qk_norm
+    assert resolve("mgr + plain-init").decoder(SMALL, 17).init.output_scale == "none"
+
+
+@pytest.mark.parametrize(("blocks", "size"), [(1, 1), (2, 1), (4, 1), (8, 2), (12, 3), (24, 6), (36, 9)])
+def test_attnres_block_makes_about_eight_blocks(blocks: int, size: int) -> None:
+    connection = resolve("attnres-block").connection_for(blocks)
+    assert isinstance(connection, AttentionResiduals)
+    assert connection.block_size == size
+
+
+@pytest.mark.parametrize(
+    ("expression", "approximate"),
+    [
+        ("bhyt", True),
+        ("bhyt-unit", True),
+        ("bhyt + qk-norm", True),
+        ("bhyt(position_aware=true)", True),
+        ("bhyt-exact", False),
+        ("bhyt + mgr", False),
+        ("bhyt(position_aware=true) + mgr", False),
+        ("bhyt + attnres", False),
+        ("bhyt + lns", False),
+        ("bhyt + peri-ln", False),
+        ("bhyt + layerscale", False),
+        ("bhyt + rezero", False),
+        ("bhyt + mix-ln", False),
+    ],
+)
+def test_bhyt_approximates_only_where_that_holds_and_says_so(expression: str, approximate: bool) -> None:
+    design = resolve(expression)
+    norm = design.decoder(TINY, 257).layers[-1].mlp_norm
+    assert isinstance(norm, BHyT)
+    assert norm.approximate == approximate
+    said = any("exact here" in note for note in design.notes(TINY))
+    assert said == (not approximate and expression != "bhyt-exact")
+
+
+def test_notes() -> None:
+    assert resolve("prenorm").notes(TINY) == []
+    assert "blocks of 6 sublayers" in resolve("attnres-block").notes(TINY)[0]
+    assert "first 6 of 24" in resolve("mix-ln").notes(TINY)[0]
+    one = dataclasses.replace(SMALL, blocks=1)
+    assert "never used" in resolve("mgr").notes(one)[0]
+
+
+def test_options_that_do_not_fit_the_depth_are_named() -> None:
+    with pytest.raises(UsageError, match="streams"):
+        resolve("mgr(streams=8)").decoder(SMALL, 17)
+
+
+def test_settings_of_designs_in_the_table_and_of_others() -> None:
+    assert set(TABLE) <= {resolve(name).expression for name in PARTS}
+    for name, row in TABLE.items():
+        assert settings(resolve(name), TINY).learning_rate == row.learning_rate
+    block = settings(resolve("attnres-block + bhyt"), TINY)
+    assert block.learning_rate == TABLE["attnres-block"].learning_rate
+    assert "attnres-block" in block.source
+    assert settings(resolve("layernorm"), TINY).learning_rate == TABLE["prenorm"].learning_rate
+
+
+def test_settings_at_other_presets_keep_the_ratio() -> None:
+    small = PRESETS["S"]
+    assert settings(resolve("prenorm"), small).learning_rate == pytest.approx(small.learning_rate)
+    ratio = TABLE["attnres-block"].learning_rate / TABLE["prenorm"].learning_rate
+    assert settings(resolve("attnres-block"), small).learning_rate == pytest.approx(small.learning_rate * ratio)
+
+
+def test_presets() -> None:
+    shapes = {name: (p.blocks, p.heads, p.dim, p.kv_heads, p.hidden) for name, p in PRESETS.items()}
+    assert shapes == {
+        "tiny": (24, 3, 72, 3, 192),
+        "S": (12, 12, 768, 12, 2048),
+        "M": (24, 16, 1024, 16, 2752),
+        "L": (36, 20, 1280, 20, 3456),
+        "374M": (16, 16, 1024, 4, 4096),
+        "1B": (16, 32, 2048, 8, 8192),
+        "3B": (28, 24, 3072, 8, 8192),
+    }
+    assert TINY.batch_size == 8
+    assert TINY.tokens == 512000
+    assert preset_named("TINY") is TINY
+    assert preset_named("s") is PRESETS["S"]
+    assert TINY.shape == ShapeConfig(dim=72, blocks=24, heads=3, kv_heads=3, head_dim=24, hidden=192, context=128)
+    with pytest.raises(UsageError, match=r"tiny, S, M.*Did you mean tiny"):
+        preset_named("tinny")
+    with pytest.raises(UsageError, match="blocks=0"):
+        dataclasses.replace(SMALL, blocks=0)

@@ -1,0 +1,51 @@
+"""Two blocks of every design compile without graph breaks, with equal results and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from leadline.models import Decoder, DecoderConfig
+from leadline.norms import NormConfig
+
+MakeConfig = Callable[..., DecoderConfig]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def check(model: Decoder, tokens: Tensor) -> None:
+    parameters = list(model.parameters())
+    results = []
+    for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        logits = call(tokens)
+        gradients = torch.autograd.grad(logits.square().sum(), parameters, allow_unused=True)
+        results.append([logits, *(g for g in gradients if g is not None)])
+    assert len(results[0]) == len(results[1])
+    assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(*results, strict=True))
+
+
+def test_every_connection(
+    make_config: MakeConfig, connection: Any, tokens: Tensor, lively: Callable[..., Decoder]
+) -> None:
+    check(lively(make_config(blocks=2, connection=connection, tied=False)), tokens)
+
+
+def test_every_norm(make_config: MakeConfig, norm: NormConfig, tokens: Tensor, lively: Callable[..., Decoder]) -> None:
+    check(lively(make_config(blocks=2, norm=norm, tied=False)), tokens)
+
+
+def test_blocks_compile_on_their_own(make_config: MakeConfig, tokens: Tensor) -> None:
+    model = Decoder(make_config(blocks=2))
+    expected = model(tokens)
+    for block in model.blocks:
+        block.compile(fullgraph=True, backend="aot_eager")
+    assert torch.allclose(model(tokens), expected, atol=1e-6)
