@@ -31,7 +31,9 @@ def test_counts_are_exact(text: str, value: int) -> None:
     assert parse_count(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "k", "1.2.3", "-5", "1e-3", "nan", "inf", "12 k", "5x", "1e999", "٣", "0x10", "1M5"])
+@pytest.mark.parametrize(
+    "text", ["", "k", "1.2.3", "-5", "1e-3", "nan", "inf", "12 k", "5x", "1e999", "٣", "0x10", "1M5"]
+)
 def test_what_is_no_count_is_refused_with_examples(text: str) -> None:
     with pytest.raises(UsageError, match=r"--tokens .* is not a count; write it like 500, 20k"):
         parse_count(text, "--tokens")
@@ -45,7 +47,8 @@ def test_fractions_and_zero_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(7, "7"), (999, "999"), (1000, "1k"), (1_234_567, "1.23M"), (999_900, "1M"), (3 * 10**14, "300T")]
+    ("value", "text"),
+    [(7, "7"), (999, "999"), (1000, "1k"), (1_234_567, "1.23M"), (999_900, "1M"), (3 * 10**14, "300T")],
 )
 def test_counts_are_written_short(value: int, text: str) -> None:
     assert format_count(value) == text

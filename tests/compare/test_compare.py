@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -49,6 +50,16 @@ def compared(dataset: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     rates = "lns=1e30"
     code = run(arguments(dataset.folder, out, "prenorm", "mgr(streams=3)", "lns", seeds="2", lr=rates))
     return out, code
+
+
+@pytest.fixture(scope="module")
+def one_seed(dataset: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
+    """prenorm and attnres on one seed, whole."""
+    out = tmp_path_factory.mktemp("compare") / "whole"
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        code = run(arguments(dataset.folder, out, "prenorm", "attnres", seeds="1", steps="60"))
+    return out, code, said.getvalue()
 
 
 def test_a_failed_design_is_marked_and_the_rest_goes_on(compared: tuple[Path, int]) -> None:
@@ -138,16 +149,15 @@ def test_two_at_once_in_one_folder_are_an_error(compared: tuple[Path, int], data
             run(arguments(dataset.folder, out, "prenorm", seeds="1"))
 
 
-def test_an_interruption_and_the_same_command_again(dataset: Any, tmp_path: Path) -> None:
+def test_an_interruption_and_the_same_command_again(
+    one_seed: tuple[Path, int, str], dataset: Any, tmp_path: Path
+) -> None:
     """Interrupted in the middle of a run, it exits 130; again, it ends as a run that nobody interrupted."""
+    whole, out = one_seed[0], tmp_path / "cut"
     script = "import sys; from leadline.cli.main import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", script, "compare", "prenorm", "--data", str(dataset.folder), "--seeds", "1"]
-    command += ["--steps", "60", *SMALL]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    whole = tmp_path / "whole"
-    subprocess.run([*command, "--out", str(whole)], env=environment, check=True, capture_output=True)
-    out = tmp_path / "cut"
-    process = subprocess.Popen([*command, "--out", str(out)], env=environment, stderr=subprocess.PIPE, text=True)
+    command += ["--steps", "60", *SMALL, "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     steps = out / "runs" / "prenorm-seed0" / "steps.jsonl"
     deadline = time.monotonic() + 60
     while not (steps.exists() and steps.read_text().count("\n") >= 5) and time.monotonic() < deadline:
@@ -157,7 +167,7 @@ def test_an_interruption_and_the_same_command_again(dataset: Any, tmp_path: Path
     assert process.returncode == 130, said
     assert not (out / "results.json").exists()
     assert not (out / "runs" / "prenorm-seed0" / "summary.json").exists()
-    subprocess.run([*command, "--out", str(out)], env=environment, check=True, capture_output=True)
+    assert run(arguments(dataset.folder, out, "prenorm", seeds="1", steps="60")) == 0
     one, other = read(whole)["designs"][0], read(out)["designs"][0]
     assert other["loss"] == one["loss"]
     assert other["curve"] == one["curve"]
@@ -176,17 +186,18 @@ def test_a_sweep_chooses_the_rate_on_another_seed(dataset: Any, tmp_path: Path) 
     assert not (out / "runs" / "prenorm-seed1-lr0.01" / "probes.json").exists()
 
 
-def test_one_seed_shows_no_interval(dataset: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(arguments(dataset.folder, tmp_path / "o", "prenorm", "attnres", seeds="1", steps="2")) == 0
-    results = read(tmp_path / "o")
+def test_one_seed_shows_no_interval(one_seed: tuple[Path, int, str]) -> None:
+    out, code, said = one_seed
+    assert code == 0
+    results = read(out)
     assert results["designs"][1]["difference"]["low"] is None
     assert results["designs"][1]["difference"]["beyond_noise"] is None
     weights = results["designs"][1]["depth"]["depth_weights"]
     assert [len(row) for row in weights] == [1, 2, 3, 4, 5]
     assert "One seed" in " ".join(results["verdict"]["sentences"])
-    said = capsys.readouterr().out
     assert results["verdict"]["headline"] in said
     assert "one seed" in said
+    assert str(out / "report.html") in said
 
 
 def test_the_command_that_repeats_it() -> None:
@@ -206,3 +217,9 @@ def test_wrong_options(dataset: Any, tmp_path: Path, options: dict[str, Any], me
     with pytest.raises(UsageError, match=message):
         run(arguments(dataset.folder, tmp_path / "out", "prenorm", **options))
     assert not (tmp_path / "out").exists()
+
+
+def test_an_out_that_is_a_file(dataset: Any, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(LeadlineError, match="--out .* cannot be written"):
+        run(arguments(dataset.folder, tmp_path / "out", "prenorm"))

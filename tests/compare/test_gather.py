@@ -41,7 +41,7 @@ def test_means_over_seeds(tmp_path: Path) -> None:
     assert got["bits_per_byte"]["mean"] == 2.5
     assert got["bits_per_byte"]["values"] == [2.0, 3.0]
     assert got["bits_per_byte"]["high"] == pytest.approx(2.5 + 12.7062 * 0.5, abs=1e-3)
-    assert got["tokens_per_second"] == 2000.0
+    assert got["tokens_per_second"] == 2000.0, "the median over seeds"
     assert got["peak_memory_bytes"] == 7
     assert got["curve"]["tokens"] == [20]
     assert got["curve"]["bits_per_byte"] == [2.5]
@@ -86,3 +86,10 @@ def test_long_curves_are_thinned() -> None:
     assert len(got["tokens"]) == 100
     assert got["tokens"][0] == 10
     assert got["loss"][0] == 5.5
+
+
+def test_speed_is_the_median_of_steps(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", 2.0, [1.0])
+    rows = [{"step": i, "tokens": i, "loss": 1.0, "tokens_per_second": v} for i, v in enumerate((10.0, 500.0, 510.0))]
+    (folder / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert measured([read_run(folder)])["tokens_per_second"] == 500.0

@@ -42,6 +42,10 @@ if job.get("crash"):
     sys.exit(3)
 if job.get("kill"):
     os.kill(os.getpid(), 9)
+if job.get("late"):
+    import atexit
+
+    atexit.register(os._exit, 1)
 for name in ("summary.json", "probes.json"):
     (folder / name).write_text("{}")
 """
@@ -89,16 +93,17 @@ def test_the_longest_first_and_failures_do_not_stop_the_rest(tmp_path: Path) -> 
         wrong={"cost": 5, "error": "loss is not finite at step 7"},
         crashed={"cost": 4, "crash": True},
         killed={"cost": 3, "kill": True},
+        late={"cost": 2, "late": True},
         long={"cost": 9},
     )
     errors, listener = run(listed, slots=1)
-    assert (tmp_path / "order.txt").read_text().split() == ["long", "wrong", "crashed", "killed", "short"]
+    assert (tmp_path / "order.txt").read_text().split() == ["long", "wrong", "crashed", "killed", "late", "short"]
     assert errors == {
         "wrong": "loss is not finite at step 7",
         "crashed": "the worker ended with exit code 3: out of luck",
         "killed": "the worker ended by signal 9",
     }
-    assert listener.errors == {"long": None, "short": None, **errors}
+    assert listener.errors == {"long": None, "late": None, "short": None, **errors}
     assert read_failure(tmp_path / "wrong") == "loss is not finite at step 7"
     assert read_failure(tmp_path / "long") is None
     assert {e["threads"] for e in listener.events} == {"1"}

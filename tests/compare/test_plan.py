@@ -73,6 +73,8 @@ def test_sweeps() -> None:
     assert parse_sweep(None) is None
     assert parse_sweep([]) == ()
     assert parse_sweep(["8e-3,2e-3", "4e-3"]) == (0.002, 0.004, 0.008)
+    with pytest.raises(UsageError, match="designs stand before --sweep-lr"):
+        parse_sweep(["2e-3,4e-3", "prenorm"])
     for wrong in (["1e-3"], ["prenorm"], ["1e-3,0"]):
         with pytest.raises(UsageError, match="--sweep-lr"):
             parse_sweep(wrong)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from leadline.compare.jobs import Job
-from leadline.compare.progress import TRAINING_SHARE, PlainDisplay, Tracker, duration
+from leadline.compare.progress import TRAINING_SHARE, LiveDisplay, PlainDisplay, Tracker, duration
 
 
 class Clock:
@@ -78,3 +78,26 @@ def test_plain_lines_are_rare(tmp_path: Path) -> None:
 
 def test_durations() -> None:
     assert [duration(s) for s in (None, 9.4, 250, 7260)] == ["…", "9 s", "4 min 10 s", "2 h 1 min"]
+
+
+def test_the_table_of_a_terminal(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    clock = Clock()
+    jobs = [job(tmp_path, "[red]mgr[/red], seed 0"), job(tmp_path, "b")]
+    display = LiveDisplay(Tracker(jobs, 1, clock), Console(file=io.StringIO(), force_terminal=True))
+    display.started(jobs[0])
+    display.event(jobs[0], {"event": "step", "tokens": 10, "loss": 3.0, "tokens_per_second": 10.0})
+    clock.now = 10.0
+    display.event(jobs[0], {"event": "step", "tokens": 50, "loss": 2.5, "tokens_per_second": 10.0})
+    console = Console(file=io.StringIO(), width=100)
+    console.print(display._draw())
+    drawn = console.file.getvalue()
+    display.event(jobs[0], {"event": "measuring"})
+    display.ended(jobs[0], "out of luck")
+    display.stopping()
+    display.close()
+    assert "[red]mgr[/red], seed 0" in drawn, "names are no markup"
+    assert "50%, loss 2.500, 10 tokens/s" in drawn
+    assert "0 of 2 runs" in drawn
+    assert "time left" in drawn

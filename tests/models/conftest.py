@@ -25,7 +25,7 @@ COMPILED = (
     "mhc",
     "mhc-lite",
 )
-"""Compiling takes seconds, so not every variant does it in a whole model; the connections' own tests compile them all."""
+"""Compiling takes seconds, so these do it in a whole model; the connections have tests of their own."""
 
 NORMS = {
     "rmsnorm": norms.RMSNorm(),

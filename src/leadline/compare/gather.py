@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def measured(runs: Sequence[RunResult]) -> dict[str, Any]:
         "error": errors[0] if errors else None,
         "loss": _over_seeds(runs, "loss"),
         "bits_per_byte": _over_seeds(runs, "bits_per_byte"),
-        "tokens_per_second": _summary(finished, "tokens_per_second", _mean),
+        "tokens_per_second": _speed(finished),
         "peak_memory_bytes": _summary(finished, "peak_memory_bytes", max),
         "seconds": _summary(finished, "seconds", _mean),
         "curve": _curve(finished) if finished else None,
@@ -117,6 +118,19 @@ def _summary(runs: Sequence[RunResult], name: str, combine: Callable[[list[float
         return None
     combined = combine(values)
     return int(combined) if name.endswith("_bytes") else combined
+
+
+def _speed(runs: Sequence[RunResult]) -> float | None:
+    """The median over steps, and over seeds: what else the machine did for a while doesn't count."""
+    speeds = []
+    for run in runs:
+        steps = [row["tokens_per_second"] for row in run.steps if row.get("tokens_per_second")]
+        whole = run.value("tokens_per_second")
+        if steps:
+            speeds.append(float(statistics.median(steps)))
+        elif whole is not None:
+            speeds.append(whole)
+    return statistics.median(speeds) if speeds else None
 
 
 def _curve(runs: Sequence[RunResult]) -> dict[str, Any]:

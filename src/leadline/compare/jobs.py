@@ -196,7 +196,8 @@ class _Runner:
             worker.process.stdin.close()
         code = worker.process.returncode
         error = None
-        if code != 0 or not worker.job.done:
+        # What is whole on the disk counts, whatever happened to the process afterwards.
+        if not worker.job.done:
             error = worker.error or _last_words(worker.job.folder / "worker.log", code)
             self.errors[name] = error
             write_json(worker.job.folder / "failed.json", {"error": error, "exit_code": code})

@@ -128,7 +128,11 @@ def parse_sweep(values: Sequence[str] | None) -> tuple[float, ...] | None:
     """
     if values is None:
         return None
-    rates = sorted({positive("--sweep-lr", part) for value in values for part in value.split(",") if part.strip()})
+    parts = [part.strip() for value in values for part in value.split(",") if part.strip()]
+    named = next((part for part in parts if part[0].isalpha() and part.lower() not in ("nan", "inf")), None)
+    if named is not None:
+        raise UsageError(f"--sweep-lr: {named!r} is no learning rate; designs stand before --sweep-lr")
+    rates = sorted({positive("--sweep-lr", part) for part in parts})
     if len(rates) == 1:
         raise UsageError(
             "--sweep-lr needs at least two learning rates, such as 2e-3,4e-3,8e-3, or none for its own grid"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from leadline.compare.jobs import Job
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 PLAIN_SECONDS = 5.0
 TRAINING_SHARE = 0.93
@@ -161,12 +161,12 @@ class PlainDisplay:
 class LiveDisplay:
     """A table that is drawn anew twice a second, on a terminal."""
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: Tracker, console: Console | None = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self.tracker = tracker
-        self._live = Live(console=Console(stderr=True), refresh_per_second=2, get_renderable=self._draw)
+        self._live = Live(console=console or Console(stderr=True), refresh_per_second=2, get_renderable=self._draw)
         self._live.start()
 
     def started(self, job: Job) -> None:

@@ -77,6 +77,7 @@ def measure_run(folder: Path, config: dict[str, Any], wanted: dict[str, int]) ->
     size = max(1, MEASURE_BATCH_TOKENS // config["context"])
     batches = list(evaluation_batches(split, size, config["context"], wanted["tokens"]))
     removal_batches = max(1, wanted["removal_tokens"] // (size * config["context"]))
+    model = model.to(config["device"])
     return measure(model, batches, bytes_per_token=split.bytes_per_token, removal_batches=removal_batches)
 
 

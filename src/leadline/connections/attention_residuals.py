@@ -29,35 +29,36 @@ class AttentionState(NamedTuple):
     Attributes:
         bank: finished sources, each (..., D); the embedding first.
         roots: for each the reciprocal root of its mean square, (...), float32 or wider; empty where nothing needs it.
-        partial: the sum of the outputs of the block at hand, (..., D); None before its first output.
-        partial_root: the same of the partial sum.
-        block: the number of the block that the partial sum belongs to.
+        partial: the sum of the outputs of the block at hand, (..., D), and its root if roots are needed; empty before
+            the block's first output.
+        place: an empty tensor of shape (0, block): the number of the block at hand, as a tensor that needs no reading.
     """
 
     bank: tuple[Tensor, ...]
     roots: tuple[Tensor, ...]
-    partial: Tensor | None = None
-    partial_root: Tensor | None = None
-    block: int = 0
+    partial: tuple[Tensor, ...]
+    place: Tensor
+
+    @property
+    def block(self) -> int:
+        """The number of the block that the partial sum belongs to."""
+        return self.place.shape[1]
 
     def commit(self, block: int) -> AttentionState:
         """The state as block `block` sees it: a partial sum of another block joins the bank and leaves nothing."""
         if block == self.block:
             return self
-        if self.partial is None:
-            return self._replace(block=block)
-        roots = self.roots if self.partial_root is None else (*self.roots, self.partial_root)
-        return AttentionState((*self.bank, self.partial), roots, block=block)
+        return AttentionState(self.sources, self.source_roots, (), self.place.new_empty((0, block)))
 
     @property
     def sources(self) -> tuple[Tensor, ...]:
         """The bank and the partial sum, if there is one."""
-        return self.bank if self.partial is None else (*self.bank, self.partial)
+        return (*self.bank, *self.partial[:1])
 
     @property
     def source_roots(self) -> tuple[Tensor, ...]:
         """Their roots."""
-        return self.roots if self.partial_root is None else (*self.roots, self.partial_root)
+        return (*self.roots, *self.partial[1:])
 
 
 class _Reader(nn.Module):
@@ -98,26 +99,28 @@ class _Reader(nn.Module):
 
     def _mix(self, state: AttentionState) -> Tensor:
         sources, roots = self.config.within_window(state.sources), self.config.within_window(state.source_roots)
-        if len(sources) == 1 or self.query is None:
-            return self._only(sources)
+        if self.query is None:
+            if len(sources) > 1:
+                raise UsageError(f"a site without a query met {len(sources)} sources; the first site must come first")
+            return sources[0]
         if self.config.weights == "softmax" and self.key_gain is not None:
             return depth_attention(sources, self.query, self.key_gain, self.config.eps, roots=roots)
+        if len(sources) == 1:
+            return sources[0]
         with no_autocast(sources[0]):
-            return self._weighted(sources, self._weights(sources, roots))
+            return self._weighted(sources, self._weights(sources, self.query))
 
-    def _only(self, sources: tuple[Tensor, ...]) -> Tensor:
-        if len(sources) > 1:
-            raise UsageError(f"a site without a query met {len(sources)} sources; the first site must come first")
-        return sources[0]
-
-    def _weights(self, sources: tuple[Tensor, ...], roots: tuple[Tensor, ...]) -> Tensor:
+    def _weights(self, sources: tuple[Tensor, ...], query: Tensor) -> Tensor:
         """The weights of each source, (k, ...), in float32 or wider, by the plain formula."""
-        assert self.query is not None
         dtype = wide(sources[0].dtype)
         if self.config.weights == "static":
-            scores = self.query.to(dtype)[: len(sources)].reshape(-1, *[1] * (sources[0].dim() - 1))
+            if len(sources) > len(query):
+                raise UsageError(
+                    f"static weights for {len(query)} sources met {len(sources)}; softmax takes any number"
+                )
+            scores = query.to(dtype)[: len(sources)].reshape(-1, *[1] * (sources[0].dim() - 1))
             return scores.softmax(dim=0).expand(-1, *sources[0].shape[:-1])
-        direction = self.query.to(dtype)
+        direction = query.to(dtype)
         if self.key_gain is not None:
             direction = direction * self.key_gain.to(dtype)
         scores = torch.stack([torch.matmul(source.to(dtype), direction) for source in sources])
@@ -137,11 +140,10 @@ class _Reader(nn.Module):
     @torch.no_grad()
     def _inspect(self, state: AttentionState) -> dict[str, Tensor]:
         sources = self.config.within_window(state.sources)
-        roots = self.config.within_window(state.source_roots)
         if len(sources) == 1 or self.query is None:
             return {"weights": torch.ones_like(sources[0][..., :1]).float()}
         with no_autocast(sources[0]):
-            return {"weights": self._weights(sources, roots).movedim(0, -1).float()}
+            return {"weights": self._weights(sources, self.query).movedim(0, -1).float()}
 
 
 class AttentionSite(_Reader, Site):
@@ -164,8 +166,8 @@ class AttentionSite(_Reader, Site):
         """The output joins the partial sum of this block."""
         state = state.commit(self.block)
         output = output.to(state.bank[0].dtype)
-        partial = output if state.partial is None else state.partial + output
-        return state._replace(partial=partial, partial_root=self.config.root(partial))
+        partial = state.partial[0] + output if state.partial else output
+        return state._replace(partial=(partial, *self.config.roots(partial)))
 
     def inspect(self, state: State) -> dict[str, Tensor]:
         """`weights` of the sources, the embedding first."""
@@ -223,12 +225,12 @@ class AttentionResiduals(Connection):
         """Whether a read has a key gain: it scores sources, normalised."""
         return self.key_norm and self.weights != "static"
 
-    def root(self, source: Tensor) -> Tensor | None:
-        """A source's root, worked out once, when it is written; it carries no gradient of its own."""
+    def roots(self, *sources: Tensor) -> tuple[Tensor, ...]:
+        """Of sources just written: worked out once, without a gradient of their own; empty where no read needs them."""
         if not (self.keyed and self.weights == "softmax"):
-            return None
+            return ()
         with torch.no_grad():
-            return source_root(source, self.eps)
+            return tuple(source_root(source, self.eps) for source in sources)
 
     def read_scale(self, sources: int) -> float:
         """What a read of `sources` sources is worth in residual streams at the start."""
@@ -245,26 +247,22 @@ class AttentionResiduals(Connection):
     def open(self, x: Tensor) -> AttentionState:
         """One source, the embedding x (..., D)."""
         x = self.state_tensor(x)
-        root = self.root(x)
-        return AttentionState((x,), () if root is None else (root,))
+        return AttentionState((x,), self.roots(x), (), x.new_empty((0, 0)))
 
     def pack(self, state: State) -> tuple[Tensor, ...]:
         """The bank, the partial sum if there is one, and an empty tensor of shape (0, 1 or 0, block) that says so.
 
         Integers travel in the shape of an empty tensor, so nothing waits for a device.
         """
-        has_partial = state.partial is not None
-        return (*state.sources, state.bank[0].new_empty((0, int(has_partial), state.block)))
+        return (*state.sources, state.place.new_empty((0, min(len(state.partial), 1), state.block)))
 
     def unpack(self, tensors: Sequence[Tensor], site: Site | Readout) -> AttentionState:
         """The inverse of `pack`."""
         *sources, note = tensors
-        _, has_partial, block = note.shape
-        roots = [self.root(source) for source in sources]
-        kept = tuple(root for root in roots if root is not None)
-        if not has_partial:
-            return AttentionState(tuple(sources), kept, block=block)
-        return AttentionState(tuple(sources[:-1]), kept[:-1], sources[-1], roots[-1], block)
+        _, partials, block = note.shape
+        finished = len(sources) - partials
+        bank, partial = tuple(sources[:finished]), tuple(sources[finished:])
+        return AttentionState(bank, self.roots(*bank), (*partial, *self.roots(*partial)), note.new_empty((0, block)))
 
     def make_site(self, index: int, dim: int, sublayers: int, **factory: Any) -> AttentionSite:
         """Site `index`, which belongs to block `index // block_size`."""

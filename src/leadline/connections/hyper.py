@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from leadline.config import kind
 from leadline.connections.base import Connection, Readout, Site, State
 from leadline.errors import UsageError
-from leadline.ops.stream_mixing import no_autocast, project, read_streams, write_streams
+from leadline.ops.precision import no_autocast
+from leadline.ops.stream_mixing import project, read_streams, write_streams
 
 
 class StreamsState(NamedTuple):

@@ -35,20 +35,20 @@ class MultiGateState(NamedTuple):
 
     Attributes:
         live: the streams while fewer than n live, each (..., D); empty afterwards.
-        streams: (n, ..., D) once n streams live.
-        gates: β of the sublayer that was read last, (n, ...), float32 or wider.
-        output: its output (..., D), waiting to be written.
+        streams: one tensor (n, ..., D) once n streams live; before that, empty.
+        gates: β of the sublayer that was read last, one tensor (n, ...), float32 or wider; empty before a gated read.
+        output: what that sublayer gave, one tensor (..., D), waiting to be written; else empty.
     """
 
     live: tuple[Tensor, ...]
-    streams: Tensor | None = None
-    gates: Tensor | None = None
-    output: Tensor | None = None
+    streams: tuple[Tensor, ...] = ()
+    gates: tuple[Tensor, ...] = ()
+    output: tuple[Tensor, ...] = ()
 
     @property
     def pending(self) -> tuple[Tensor, Tensor] | None:
         """The write that waits: the output and its gates."""
-        return None if self.output is None or self.gates is None else (self.output, self.gates)
+        return (self.output[0], self.gates[0]) if self.output else None
 
 
 class MultiGateSite(Site):
@@ -93,7 +93,7 @@ class MultiGateSite(Site):
 
     def read(self, state: State) -> tuple[Tensor, State]:
         """AttnPool over the live streams, after the pending write; the gates of this sublayer's write with it."""
-        if state.streams is None:
+        if not state.streams:
             return _pool_live(state.live, self.pool_query, self.config.eps), state
         if self.gate_query is None or self.gate_bias is None:
             raise UsageError(
@@ -101,30 +101,33 @@ class MultiGateSite(Site):
                 f"the first {self.config.streams - 1} sites only append, and must come first and once"
             )
         step = multi_gate_step(
-            state.streams,
+            state.streams[0],
             state.pending,
             self.pool_query,
             (self.gate_query, self.gate_bias),
             kind=self.config.gate,
             eps=self.config.eps,
         )
-        return step.read, MultiGateState((), step.streams, step.gates)
+        return step.read, MultiGateState((), (step.streams,), () if step.gates is None else (step.gates,))
 
     def write(self, state: State, output: Tensor) -> State:
-        """A new stream while fewer than n live; afterwards a gated write, which waits for the next read."""
-        if state.streams is not None:
-            return MultiGateState((), state.streams, state.gates, output.to(state.streams.dtype))
-        live = (*state.live, output.to(state.live[0].dtype))
-        if len(live) < self.config.streams:
-            return MultiGateState(live)
-        return MultiGateState((), torch.stack(live))
+        """A new stream while fewer than n live; afterwards a gated write, which waits for the next read.
+
+        Raises:
+            UsageError: the state isn't one that a read returned, so there are no gates for this output.
+        """
+        if state.streams:
+            if state.output or not state.gates:
+                raise UsageError("a gated write takes the state that this site's read returned")
+            return state._replace(output=(output.to(state.streams[0].dtype),))
+        return self.config.gathered((*state.live, output.to(state.live[0].dtype)))
 
     @torch.no_grad()
     def inspect(self, state: State) -> dict[str, Tensor]:
         """`weights` of the pool, `gates` where streams are gated, and the `streams`."""
         streams = _streams(state)
         shown = {"weights": _weights(streams, self.pool_query, self.config.eps), "streams": streams.float()}
-        if state.streams is not None and self.gate_query is not None and self.gate_bias is not None:
+        if state.streams and self.gate_query is not None and self.gate_bias is not None:
             gate = (self.gate_query, self.gate_bias)
             step = multi_gate_step(streams, None, self.pool_query, gate, kind=self.config.gate, eps=self.config.eps)
             if step.gates is not None:
@@ -158,10 +161,10 @@ class MultiGateReadout(Readout):
 
     def forward(self, state: State) -> Tensor:
         """x (..., D) in the streams' dtype."""
-        if state.streams is None:
+        if not state.streams:
             return _pool_live(state.live, self.pool_query, self.config.eps)
         config = self.config
-        step = multi_gate_step(state.streams, state.pending, self.pool_query, None, kind=config.gate, eps=config.eps)
+        step = multi_gate_step(state.streams[0], state.pending, self.pool_query, None, kind=config.gate, eps=config.eps)
         return step.read
 
     @torch.no_grad()
@@ -200,7 +203,9 @@ class MultiGate(Connection):
         if self.gate_init not in ("paper", "prenorm"):
             raise UsageError(f"gate_init={self.gate_init!r} is not known; paper and prenorm work")
         if self.memory != "store":
-            raise UsageError(f"memory={self.memory!r} is not available in this version; store works")
+            raise UsageError(
+                f"memory={self.memory!r} is not available in this version, which has no inversion; store works"
+            )
         if not self.eps >= 0:
             raise UsageError(f"eps={self.eps} must not be negative")
 
@@ -217,8 +222,11 @@ class MultiGate(Connection):
 
     def open(self, x: Tensor) -> MultiGateState:
         """One stream: the embedding x (..., D)."""
-        x = self.state_tensor(x)
-        return MultiGateState((x,)) if self.streams > 1 else MultiGateState((), x.unsqueeze(0))
+        return self.gathered((self.state_tensor(x),))
+
+    def gathered(self, live: tuple[Tensor, ...]) -> MultiGateState:
+        """The state of these streams: apart while fewer than n live, and from then on in one tensor."""
+        return MultiGateState(live) if len(live) < self.streams else MultiGateState((), (torch.stack(live),))
 
     def pack(self, state: State) -> tuple[Tensor, ...]:
         """The live streams, each (..., D), after the pending write."""
@@ -226,8 +234,7 @@ class MultiGate(Connection):
 
     def unpack(self, tensors: Sequence[Tensor], site: Site | Readout) -> MultiGateState:
         """The inverse of `pack`."""
-        live = tuple(tensors)
-        return MultiGateState(live) if len(live) < self.streams else MultiGateState((), torch.stack(live))
+        return self.gathered(tuple(tensors))
 
     def make_site(self, index: int, dim: int, sublayers: int, **factory: Any) -> MultiGateSite:
         """Site `index`; the first n − 1 have no gate."""
@@ -274,18 +281,18 @@ def prenorm_gate_bias(streams: int, gate: str, index: int) -> float:
 
 def _streams(state: State) -> Tensor:
     """The live streams (k, ..., D) after the pending write."""
-    if state.streams is None:
+    if not state.streams:
         return torch.stack(state.live)
+    streams: Tensor = state.streams[0]
     if state.pending is None:
-        streams: Tensor = state.streams
         return streams
     output, gates = state.pending
-    wide = state.streams.to(gates.dtype)
-    return (wide + gates.unsqueeze(-1) * (output.to(gates.dtype) - wide)).to(state.streams.dtype)
+    wide = streams.to(gates.dtype)
+    return torch.lerp(wide, output.to(wide.dtype).expand_as(wide), gates.unsqueeze(-1)).to(streams.dtype)
 
 
 def _pool_live(live: tuple[Tensor, ...], query: Tensor | None, eps: float) -> Tensor:
-    if len(live) == 1:
+    if query is None and len(live) == 1:
         return live[0]
     return depth_attention(live, *_as_direction(query, len(live)), eps)
 

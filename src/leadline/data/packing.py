@@ -23,17 +23,24 @@ _PROGRESS_BYTES = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """What to hold out: a share of the documents by hash, or the last so many. Zero and None hold out nothing."""
+    """What to hold out: a share of the documents by hash, or the last so many. Zero and None hold out nothing.
+
+    The hash is of a document's first bytes, so copies of a document stay on one side. The first document and its copies
+    are never held out by hash, so that there is always something to train on.
+    """
 
     share: float
     last: int | None = None
     seed: int = 0
 
-    def chooses(self, start: bytes) -> bool:
-        """Whether the document that starts with these bytes is held out."""
+    def number(self, start: bytes) -> int:
+        """A 64-bit hash of the document that starts with these bytes."""
         key = self.seed.to_bytes(8, "little", signed=True)
-        digest = hashlib.blake2b(start[:_HASHED_BYTES], key=key, digest_size=8).digest()
-        return int.from_bytes(digest, "little") < int(self.share * 2**64)
+        return int.from_bytes(hashlib.blake2b(start[:_HASHED_BYTES], key=key, digest_size=8).digest(), "little")
+
+    def chooses(self, number: int) -> bool:
+        """Whether a document with this hash belongs to the share that is held out."""
+        return number < int(self.share * 2**64)
 
 
 class Packer:
@@ -77,9 +84,12 @@ class Packer:
 
     def _choose(self, pieces: Iterator[Piece], splits: deque[str]) -> Iterator[Piece]:
         """Appends each document's split before the tokenizer cuts it, so that all choose alike."""
+        first: int | None = None
         for piece in pieces:
             if piece.first:
-                splits.append("heldout" if self._rule.chooses(piece.data) else "train")
+                number = self._rule.number(piece.data)
+                first = number if first is None else first
+                splits.append("heldout" if number != first and self._rule.chooses(number) else "train")
             yield piece
 
     def finish(self) -> tuple[SplitIndex, SplitIndex, str]:
@@ -103,8 +113,6 @@ class Packer:
                 )
             train = self._move(train, self._last_starts[0])
             words = f"the last {last} documents"
-        elif share and not self._documents["train"]:
-            raise LeadlineError(f"--heldout {share:g} leaves no document to train on; use a smaller share or more text")
         elif share and self._documents["heldout"]:
             words = f"{share:.1%} of the documents, chosen by a hash of their start"
         elif share and (start := self._tail_start(train, share)) is not None:

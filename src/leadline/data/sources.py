@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple, Protocol, cast
 from leadline.errors import LeadlineError, UsageError
 
 CHUNK_BYTES = 1 << 20
-_BLOCK_BYTES = 1 << 14
+_BLOCK_BYTES = 1 << 14  # at least 4, the longest character
 FORMATS = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 READABLE = ".txt, .jsonl, .ndjson, .parquet, .txt.gz, .jsonl.gz, .ndjson.gz"
 _PRESSED_GZIP_RATIO = 4

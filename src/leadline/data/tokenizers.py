@@ -24,6 +24,8 @@ SEPARATOR = "<|endoftext|>"
 KNOWN_SEPARATORS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 PIECE_CHARACTERS = 4_096
 BPE_SAMPLE_BYTES = 100_000_000
+_BATCH_BYTES = 1 << 18
+_BATCH_PARTS = 1024
 
 
 class Tokenizer(ABC):
@@ -160,7 +162,7 @@ class FileTokenizer(Tokenizer):
         for part in cut(pieces):
             waiting.append(part)
             size += len(part.data)
-            if size >= 1 << 20 or len(waiting) >= 1024:
+            if size >= _BATCH_BYTES or len(waiting) >= _BATCH_PARTS:
                 yield from self._encode_all(waiting)
                 waiting, size = [], 0
         yield from self._encode_all(waiting)

@@ -93,7 +93,8 @@ def read_weights(folder: Path, model: nn.Module, *, device: torch.device | str |
             )
         # A copy, because the file's tensors are unaligned and matrix products round differently on those.
         weights[name] = value.to(value.dtype if keep_dtype else expected[name].dtype, copy=True)
-    model.load_state_dict(weights, assign=True)
+    # A model that has values keeps its parameters, because an optimiser holds them.
+    model.load_state_dict(weights, assign=any(value.is_meta for value in expected.values()))
 
 
 def _first(names: set[str]) -> str:

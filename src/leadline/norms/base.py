@@ -86,8 +86,3 @@ def check_eps(eps: float) -> None:
     """Raises UsageError where `eps` can't stand under a root."""
     if not eps >= 0:
         raise UsageError(f"eps={eps} must be 0 or more, such as 1e-6")
-
-
-def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Float32 for anything narrower; float64 stays float64."""
-    return torch.promote_types(dtype, torch.float32)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from leadline.config import kind
 from leadline.errors import UsageError
-from leadline.norms.base import Device, Norm, NormConfig, Role, statistics_dtype
+from leadline.norms.base import Device, Norm, NormConfig, Role
 from leadline.norms.standard import RMSNorm
+from leadline.ops.precision import wide
 
 ALPHA_BY_WIDTH: dict[int, tuple[float, float]] = {
     1024: (1.0, 1.0),
@@ -109,10 +110,10 @@ class DynamicTanh(Norm):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = statistics_dtype(x.dtype)
-        bounded = self.bound(x.to(wide) * (self.alpha.to(wide) / self.scale))
-        y = self.gain.to(wide) * bounded
-        return (y if self.bias is None else y + self.bias.to(wide)).to(x.dtype)
+        dtype = wide(x.dtype)
+        bounded = self.bound(x.to(dtype) * (self.alpha.to(dtype) / self.scale))
+        y = self.gain.to(dtype) * bounded
+        return (y if self.bias is None else y + self.bias.to(dtype)).to(x.dtype)
 
     def bound(self, u: Tensor) -> Tensor:
         """The bounded function itself."""

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leadline.config import kind
-from leadline.norms.base import Device, Norm, NormConfig, Role, check_eps, statistics_dtype
+from leadline.norms.base import Device, Norm, NormConfig, Role, check_eps
+from leadline.ops.precision import wide
 
 
 @kind("rmsnorm")
@@ -56,9 +57,9 @@ class RootMeanSquareNorm(Norm):
             nn.init.ones_(self.gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = statistics_dtype(x.dtype)
-        gain = None if self.gain is None else self.gain.to(wide)
-        return F.rms_norm(x.to(wide), (self.dim,), gain, self.eps).to(x.dtype)
+        dtype = wide(x.dtype)
+        gain = None if self.gain is None else self.gain.to(dtype)
+        return F.rms_norm(x.to(dtype), (self.dim,), gain, self.eps).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, eps={self.eps}, gain={self.gain is not None}"
@@ -110,9 +111,9 @@ class MeanVarianceNorm(Norm):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = statistics_dtype(x.dtype)
-        bias = None if self.bias is None else self.bias.to(wide)
-        return F.layer_norm(x.to(wide), (self.dim,), self.gain.to(wide), bias, self.eps).to(x.dtype)
+        dtype = wide(x.dtype)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return F.layer_norm(x.to(dtype), (self.dim,), self.gain.to(dtype), bias, self.eps).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, eps={self.eps}, bias={self.bias is not None}"

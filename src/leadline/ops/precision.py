@@ -10,7 +10,7 @@ from torch import Tensor
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Float32, or float64 for float64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.promote_types(dtype, torch.float32)
 
 
 def no_autocast(like: Tensor) -> contextlib.AbstractContextManager[object]:

@@ -27,8 +27,8 @@ def depth_attention(
 ) -> Tensor:
     """`Σ_i a_i v_i` with `a = softmax_i(query · (rms(v_i) ⊙ key_gain))`.
 
-    One source is returned as it is, and the query gets a gradient of exactly zero. The lean backend lists sources and
-    never stacks them. Scores and weights are float32, or float64 for float64.
+    One source comes back unchanged; query and key gain then get gradients of exactly zero. The lean backend lists sources
+    and never stacks them; its second derivatives raise. Scores and weights are float32, or float64 for float64.
 
     Args:
         sources: k ≥ 1 tensors of one shape (..., D) and one dtype, of any strides.
@@ -49,8 +49,6 @@ def depth_attention(
         raise UsageError("depth_attention needs at least one source")
     if roots is not None and len(roots) != len(sources):
         raise UsageError(f"depth_attention has {len(sources)} sources and {len(roots)} roots; it needs one for each")
-    if len(sources) == 1:
-        return sources[0]
     with no_autocast(sources[0]):
         if chosen(backend) == "reference":
             return depth_attention_reference(sources, query, key_gain, eps)

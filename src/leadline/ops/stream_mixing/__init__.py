@@ -6,28 +6,19 @@ N streams, D width. Streams keep their dtype; coefficients are float32 or wider;
 
 from __future__ import annotations
 
-import contextlib
 from types import ModuleType
 
-import torch
 from torch import Tensor
 
 from leadline.ops.choice import Backend, chosen
+from leadline.ops.precision import no_autocast
 from leadline.ops.stream_mixing import lean, reference
 
-__all__ = ["birkhoff", "no_autocast", "project", "read_streams", "sinkhorn", "write_streams"]
+__all__ = ["birkhoff", "project", "read_streams", "sinkhorn", "write_streams"]
 
 
 def _module(backend: Backend) -> ModuleType:
     return reference if chosen(backend) == "reference" else lean
-
-
-def no_autocast(like: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Turns autocast off on `like`'s device, where it is on: coefficients are never bfloat16."""
-    kind = like.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return contextlib.nullcontext()
 
 
 def project(rows_TK: Tensor, weight_kK: Tensor, eps: float, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:

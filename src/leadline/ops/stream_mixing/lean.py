@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from leadline.ops.stream_mixing.reference import permutations, wide
+from leadline.ops.precision import wide
+from leadline.ops.stream_mixing.reference import permutations
 
 SMALL_PRODUCT = 400
 """PyTorch on a CPU takes a slow loop for batched products with fewer multiplications than this."""

@@ -11,10 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of coefficients: float32 for anything narrower, float64 stays."""
-    return torch.promote_types(dtype, torch.float32)
+from leadline.ops.precision import wide
 
 
 def project(rows_TK: Tensor, weight_kK: Tensor, eps: float) -> tuple[Tensor, Tensor]:
