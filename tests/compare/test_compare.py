@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +160,7 @@ def test_an_interruption_and_the_same_command_again(
     command += ["--steps", "60", *SMALL, "--out", str(out)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     steps = out / "runs" / "prenorm-seed0" / "steps.jsonl"
-    deadline = time.monotonic() + 60
-    while not (steps.exists() and steps.read_text().count("\n") >= 5) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: steps.exists() and steps.read_text().count("\n") >= 5)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
@@ -221,5 +220,27 @@ def test_wrong_options(dataset: Any, tmp_path: Path, options: dict[str, Any], me
 
 def test_an_out_that_is_a_file(dataset: Any, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
-    with pytest.raises(LeadlineError, match="--out .* cannot be written"):
+    with pytest.raises(LeadlineError, match=r"--out .* cannot be written"):
         run(arguments(dataset.folder, tmp_path / "out", "prenorm"))
+
+
+def test_a_run_saves_when_the_comparison_is_killed(dataset: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    script = "import sys; from leadline.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "compare", "prenorm", "--data", str(dataset.folder), "--seeds", "1"]
+    command += ["--steps", "100000", *SMALL, "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    folder = out / "runs" / "prenorm-seed0"
+    until(lambda: (folder / "steps.jsonl").exists() and (folder / "steps.jsonl").stat().st_size > 0)
+    process.kill()
+    process.wait()
+    until(lambda: any(folder.glob("checkpoints/step-*/state.json")))
+    size = (folder / "worker.log").stat().st_size
+    assert size == 0, (folder / "worker.log").read_text()
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.02)

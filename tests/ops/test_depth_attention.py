@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,9 @@ def test_narrow_sources_are_as_near_the_truth_as_plain_pytorch(dtype: torch.dtyp
         return [mixed, *torch.autograd.grad(mixed, [*sources, query, gain], upstream)]
 
     wide = [s.detach().double().requires_grad_() for s in sources]
-    exact = outcome(wide, query.detach().double().requires_grad_(), gain.detach().double().requires_grad_(), "reference")
+    exact = outcome(
+        wide, query.detach().double().requires_grad_(), gain.detach().double().requires_grad_(), "reference"
+    )
     found = outcome(sources, query, gain, backend)
     for t, p, f in zip(exact, plain(sources, query, gain), found, strict=True):
         assert f.dtype == p.dtype
@@ -263,9 +266,7 @@ def test_float64_scalars_survive_a_compiler_and_tokens_do_not_recompile(backend:
     compiled = torch.compile(read, fullgraph=True, backend=count, dynamic=True)
     for tokens in (2, 3, 17, 130):
         sources, query, gain = inputs(3, tokens, 6)
-        torch.testing.assert_close(
-            compiled(sources, query, gain), read(sources, query, gain), rtol=1e-13, atol=1e-13
-        )
+        torch.testing.assert_close(compiled(sources, query, gain), read(sources, query, gain), rtol=1e-13, atol=1e-13)
     assert graphs == 1
     torch._dynamo.reset()
     sources, query, gain = inputs(3, 4, 6)
@@ -324,8 +325,20 @@ def test_a_backend_can_be_chosen_for_a_while(monkeypatch: pytest.MonkeyPatch) ->
     def fail(*_: object) -> Tensor:
         raise AssertionError("lean ran")
 
-    monkeypatch.setattr("leadline.ops.depth_attention.depth_attention_lean", fail)
+    monkeypatch.setattr(sys.modules["leadline.ops.depth_attention"], "depth_attention_lean", fail)
     with use_backend("reference"):
         depth_attention(sources, query, gain, EPS)
     with pytest.raises(AssertionError, match="lean ran"):
         depth_attention(sources, query, gain, EPS)
+
+
+@both
+def test_neither_inputs_nor_the_upstream_gradient_are_mutated(backend: Backend) -> None:
+    sources, query, gain = inputs(4, 3, 8)
+    roots = [source_root(s.detach(), EPS) for s in sources]
+    mixed = depth_attention(sources, query, gain, EPS, roots=roots, backend=backend)
+    upstream = numbers(*mixed.shape, seed=9).detach()
+    given = [*sources, query, gain, *roots, upstream]
+    before = [(t.detach().clone(), t._version) for t in given]
+    mixed.backward(upstream)
+    assert all(torch.equal(t, old) and t._version == version for t, (old, version) in zip(given, before, strict=True))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import os
-import platform
 import shutil
 import sys
 from pathlib import Path
@@ -57,12 +55,16 @@ def describe() -> dict[str, Any]:
     import torch
 
     from leadline import __version__
+    from leadline.compare.machine import describe_machine
 
+    machine = describe_machine()
     found: dict[str, Any] = {
         "leadline": __version__,
         "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
+        "platform": machine["platform"],
+        "processor": machine["cpu"],
+        "cores": machine["cores"],
+        "memory bytes": machine["memory_bytes"],
         "threads": torch.get_num_threads(),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.version.cuda or "not built in",

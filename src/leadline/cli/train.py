@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-SAY_EVERY = 5.0
+if TYPE_CHECKING:
+    from leadline.training import RunConfig
+
+LIVE_SECONDS = 0.2
+PLAIN_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +27,7 @@ class Arguments:
     Example: leadline train "mgr(streams=8)" --data sotu --preset tiny --tokens 1.2M --out runs/mgr8
     """
 
-    design: tyro.conf.Positional[str]
+    design: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DESIGN")]
     """A design's name or expression; `leadline designs` lists them."""
 
     out: Path
@@ -34,6 +41,9 @@ class Arguments:
 
     tokens: str | None = None
     """Tokens to train on: 1.2M, 500k. The preset's own number unless given."""
+
+    steps: str | None = None
+    """Optimiser steps, instead of tokens."""
 
     blocks: int | None = None
     """Transformer blocks, instead of the preset's."""
@@ -54,7 +64,13 @@ class Arguments:
     """Share of the steps in which the learning rate rises."""
 
     schedule: Literal["cosine", "wsd"] = "cosine"
-    """cosine, or wsd: steady, then linear decay in the last fifth."""
+    """cosine, or wsd: steady, then linear decay."""
+
+    decay: float = 0.2
+    """Share of the steps in which wsd decays."""
+
+    final_fraction: float = 0.1
+    """The learning rate at the end, as a share of the peak."""
 
     weight_decay: float = 0.1
     """On matrices; norms, gains, biases, embeddings and connections take none."""
@@ -62,8 +78,8 @@ class Arguments:
     decay_embeddings: bool = False
     """Weight decay on the embedding too."""
 
-    clip: float = 1.0
-    """The largest gradient norm."""
+    clip: float | None = 1.0
+    """The largest gradient norm; None clips nothing."""
 
     seed: int = 0
     """Of the weights and of the order of the data."""
@@ -80,14 +96,21 @@ class Arguments:
     evaluate_every: int | None = None
     """Steps between evaluations on held-out text; ten in a run unless given."""
 
+    evaluate_tokens: str = "65536"
+    """Held-out tokens that one evaluation reads at most."""
+
     record_every: int = 50
     """Steps between depth records; 0 keeps none."""
 
     checkpoint_every: int | None = None
-    """Steps between checkpoints; there is one at the end and at Ctrl-C anyway."""
+    """Steps between checkpoints; unless given, one every ten minutes. At the end and at Ctrl-C there is one anyway."""
 
     keep: int = 2
     """How many checkpoints stay."""
+
+    resume: Literal["newest", "previous", "never"] = "newest"
+    """Where a run that is in --out goes on: at its newest checkpoint, at the one before it (where the newest is
+    damaged), or not at all."""
 
     device: str = "cpu"
     """Where to run: cpu, cuda."""
@@ -101,20 +124,17 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Trains; returns 0."""
-    from leadline.cli.counts import parse_count
     from leadline.config import to_dict
     from leadline.files import write_json
-    from leadline.training import RunConfig, train
+    from leadline.training import train
 
-    same = {f.name for f in dataclasses.fields(RunConfig)} & {f.name for f in dataclasses.fields(Arguments)}
-    values: dict[str, Any] = {name: getattr(arguments, name) for name in same - {"tokens"}}
-    config = RunConfig(
-        **values,
-        tokens=None if arguments.tokens is None else parse_count(arguments.tokens, "--tokens"),
-        learning_rate=arguments.lr,
-        shape={} if arguments.blocks is None else {"blocks": arguments.blocks},
-    )
-    summary = train(config, arguments.out, on_step=Progress())
+    config = configuration(arguments)
+    with progress() as on_step:
+        try:
+            summary = train(config, arguments.out, resume=arguments.resume, on_step=on_step)
+        except KeyboardInterrupt:
+            print(f"\nstopped; the same command goes on from the newest checkpoint in {arguments.out}", file=sys.stderr)
+            raise
     print(
         f"{config.design}: {summary.bits_per_byte:.4f} bits per byte held out, loss {summary.loss:.4f}, "
         f"{summary.tokens:,} tokens at {summary.tokens_per_second:,.0f} a second, "
@@ -127,28 +147,106 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-class Progress:
-    """Says on standard error how far the run is: over one line on a terminal, else a line every few seconds."""
+def configuration(arguments: Arguments) -> RunConfig:
+    """The run that the arguments describe.
+
+    Raises:
+        UsageError: a value doesn't work, or tokens and steps are both given.
+    """
+    from leadline.cli.counts import parse_count
+    from leadline.designs import preset_named
+    from leadline.errors import UsageError
+    from leadline.training import RunConfig
+
+    tokens = None if arguments.tokens is None else parse_count(arguments.tokens, "--tokens")
+    if arguments.steps is not None:
+        if tokens is not None:
+            raise UsageError("--tokens and --steps both say how long to train; give one")
+        preset = preset_named(arguments.preset)
+        sequence = preset.context if arguments.context is None else arguments.context
+        sequences = preset.batch_size if arguments.batch_size is None else arguments.batch_size
+        tokens = parse_count(arguments.steps, "--steps") * sequence * sequences
+    fields = {f.name for f in dataclasses.fields(RunConfig)}
+    values: dict[str, Any] = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(arguments)}
+    values = {name: value for name, value in values.items() if name in fields}
+    values["tokens"] = tokens
+    values["evaluate_tokens"] = parse_count(arguments.evaluate_tokens, "--evaluate-tokens")
+    shape = {} if arguments.blocks is None else {"blocks": arguments.blocks}
+    return RunConfig(**values, learning_rate=arguments.lr, shape=shape)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Gives what to call after each step. On standard error: one live line on a terminal, else a line now and then."""
+    if not sys.stderr.isatty():
+        yield PlainProgress()
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    pace = Pace()
+    with Live(console=Console(stderr=True), auto_refresh=False) as live:
+
+        def on_step(told: dict[str, Any]) -> None:
+            if pace.due(told, LIVE_SECONDS):
+                live.update(Text(pace.line(told), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+        yield on_step
+
+
+class PlainProgress:
+    """A line every few seconds on standard error."""
 
     def __init__(self) -> None:
-        self.live = sys.stderr.isatty()
-        self.begin = self.said = time.monotonic()
-        self.first: int | None = None
+        self.pace = Pace()
 
     def __call__(self, told: dict[str, Any]) -> None:
-        now = time.monotonic()
+        if self.pace.due(told, PLAIN_SECONDS):
+            print(self.pace.line(told), file=sys.stderr, flush=True)
+
+
+class Pace:
+    """When to say something, and how long the run still takes.
+
+    Args:
+        clock: in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.said = -math.inf
+        self.first: tuple[float, int] | None = None
+
+    def due(self, told: dict[str, Any], every: float) -> bool:
+        """Whether to say something of this step: the first, the last, and one in `every` seconds."""
+        now = self.clock()
         if self.first is None:
-            self.first = told["step"] - 1
-        last = told["step"] == told["steps"]
-        if not last and now - self.said < (0.2 if self.live else SAY_EVERY):
-            return
+            self.first = (now, told["step"])
+        if now - self.said < every and told["step"] < told["steps"]:
+            return False
         self.said = now
-        left = (now - self.begin) / (told["step"] - self.first) * (told["steps"] - told["step"])
-        line = (
-            f"step {told['step']}/{told['steps']}  loss {told['loss']:.4f}  lr {told['lr']:.2e}  "
-            f"norm {told['grad_norm']:.2f}  {told['tokens_per_second']:,.0f} tokens/s  {left:.0f} s left"
-        )
-        if self.live:
-            print(f"\r{line:<100}", end="\n" if last else "", file=sys.stderr, flush=True)
-        else:
-            print(line, file=sys.stderr, flush=True)
+        return True
+
+    def line(self, told: dict[str, Any]) -> str:
+        """The step in words. The time left follows the steps after this command's first, which is slow."""
+        words = [
+            f"step {told['step']}/{told['steps']}",
+            f"loss {told['loss']:.4f}",
+            f"lr {told['lr']:.2e}",
+            f"norm {told['grad_norm']:.2f}",
+            f"{told['tokens_per_second']:,.0f} tokens/s",
+        ]
+        begin, step = self.first or (0.0, 0)
+        if told["step"] > step:
+            each = (self.clock() - begin) / (told["step"] - step)
+            words.append(f"{duration(each * (told['steps'] - told['step']))} left")
+        return "  ".join(words)
+
+
+def duration(seconds: float) -> str:
+    """`4 min 10 s`, as people say it."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"

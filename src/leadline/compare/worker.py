@@ -8,6 +8,7 @@ Says how far it is in JSON lines on standard output. Stops, saving, when standar
 from __future__ import annotations
 
 import _thread
+import contextlib
 import json
 import os
 import signal
@@ -63,7 +64,7 @@ def train_run(folder: Path, config: dict[str, Any]) -> None:
             told = time.monotonic()
             say("step", **{name: record[name] for name in ("step", "tokens", "loss", "tokens_per_second")})
 
-    train(from_dict(RunConfig, config, "job.json"), folder, resume=True, on_step=on_step)
+    train(from_dict(RunConfig, config, "job.json"), folder, on_step=on_step)
 
 
 def measure_run(folder: Path, config: dict[str, Any], wanted: dict[str, int]) -> dict[str, Any]:
@@ -82,8 +83,9 @@ def measure_run(folder: Path, config: dict[str, Any], wanted: dict[str, int]) ->
 
 
 def say(event: str, **content: Any) -> None:
-    """One line for the process that watches this one."""
-    print(json.dumps({"event": event, **content}), flush=True)
+    """One line for the process that watches this one; nothing where that has died, so that the run can save."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, (json.dumps({"event": event, **content}) + "\n").encode())
 
 
 def _stop_when_input_closes() -> None:

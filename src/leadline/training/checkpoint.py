@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import sync_folder, write_json
@@ -20,6 +20,13 @@ from leadline.models.saving import read_weights, write_model, write_tensors
 from leadline.training.optimiser import load_optimiser, optimiser_tensors
 
 FOLDER = "checkpoints"
+OPTIMISER = "optimizer.safetensors"
+STATE = "state.json"
+LIVE = "live"
+NEEDED = ("step", "seconds", "train_loss", "loader", "gradient")
+
+Resume = Literal["newest", "previous", "never"]
+"""Which checkpoint a run that is there goes on from."""
 
 
 def save_checkpoint(
@@ -27,28 +34,34 @@ def save_checkpoint(
 ) -> Path:
     """Writes `checkpoints/step-…`, then removes all but the newest `keep`.
 
-    Buffers are written as they are, so that saving never changes what a run computes.
+    BHyT's constants are worked out anew for what is written, and a run that goes on keeps those it had: when and how
+    often it was saved changes nothing of what it computes.
 
     Raises:
         LeadlineError: it can't be written; the checkpoints that were there stay.
     """
     folder = out / FOLDER / f"step-{state['step']:08d}"
     partial = folder.with_name(f".{folder.name}.partial")
+    live = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in folder.parent.glob(".*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
+        model.refresh_statistics()
         write_model(partial, model.config, model)
-        write_tensors(partial / "optimizer.safetensors", optimiser_tensors(model, optimiser))
-        write_json(partial / "state.json", state)
+        kept = {f"{name}:{LIVE}": value for name, value in live.items()}
+        write_tensors(partial / OPTIMISER, {**optimiser_tensors(model, optimiser), **kept})
+        write_json(partial / STATE, state)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
         sync_folder(folder.parent)
+    except LeadlineError as error:
+        raise LeadlineError(f"can't write the checkpoint {folder}: {error.__cause__ or error}") from error
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise LeadlineError(f"can't write the checkpoint {folder}: {error}") from error
-    except BaseException:
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
+        _set_buffers(model, live)
     for old in checkpoints(out)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return folder
@@ -62,22 +75,58 @@ def checkpoints(out: Path) -> list[Path]:
 def load_checkpoint(
     folder: Path, model: nn.Module, optimiser: torch.optim.AdamW, device: torch.device
 ) -> dict[str, Any]:
-    """Puts the weights and the optimiser's state in place and returns the rest.
+    """Puts the weights, the buffers and the optimiser's state in place and returns the rest.
 
     Raises:
-        LeadlineError: a file is missing or damaged; it is named, and what to do.
+        LeadlineError: a file is missing or damaged; it is named.
     """
-    advice = f"remove {folder} to continue from the checkpoint before it, or start again in another folder"
+    path = folder / OPTIMISER
     try:
         read_weights(folder, model, device=device, keep_dtype=False)
-        tensors = load_file(folder / "optimizer.safetensors")
+        tensors = load_file(path)
         load_optimiser(model, optimiser, tensors)
-        state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    except LeadlineError as error:
-        raise LeadlineError(f"{error}; {advice}") from error
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise LeadlineError(f"the checkpoint {folder} is damaged ({error}); {advice}") from error
-    return state
+        _set_buffers(model, {name: tensors[f"{name}:{LIVE}"] for name, _ in model.named_buffers()})
+        path = folder / STATE
+        state = json.loads(path.read_text(encoding="utf-8"))
+        missing = [name for name in NEEDED if name not in state]
+    except FileNotFoundError as error:
+        raise LeadlineError(f"{path} is missing") from error
+    except KeyError as error:
+        raise LeadlineError(f"{path} is damaged: it lacks {error.args[0]}") from error
+    except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
+        raise LeadlineError(f"{path} is damaged or incomplete: {error}") from error
+    if missing:
+        raise LeadlineError(f"{path} is damaged: it lacks {', '.join(missing)}")
+    return cast(dict[str, Any], state)
+
+
+@torch.no_grad()
+def _set_buffers(model: nn.Module, values: dict[str, Tensor]) -> None:
+    for name, buffer in model.named_buffers():
+        buffer.copy_(values[name])
+
+
+def choose_checkpoint(out: Path, which: Resume) -> Path | None:
+    """The checkpoint to go on from, or None where a run begins.
+
+    Raises:
+        UsageError: the one before the newest was asked for, and there is none.
+    """
+    found = checkpoints(out)
+    if which != "previous":
+        return found[-1] if found else None
+    if len(found) < 2:
+        raise UsageError(f"--resume previous: {out} has {len(found)} of the 2 checkpoints that this needs")
+    return found[-2]
+
+
+def drop_later(out: Path, chosen: Path) -> None:
+    """Removes what was written after a checkpoint: later ones, and the end of the run."""
+    for path in checkpoints(out):
+        if path.name > chosen.name:
+            shutil.rmtree(path)
+    for name in ("summary.json", "gradient.json"):
+        (out / name).unlink(missing_ok=True)
 
 
 def find_checkpoint(out: Path, step: int | None = None) -> Path:

@@ -8,8 +8,9 @@ from typing import Literal
 
 from leadline.errors import UsageError
 
-FREE = ("checkpoint_every", "keep", "device", "tensorboard")
-"""Options that may change when a run is continued."""
+FREE = ("data", "checkpoint_every", "keep", "device", "tensorboard")
+"""Options that may change when a run is continued; of the data, its hash may not."""
+FLAGS = {"learning_rate": "lr"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,8 @@ class RunConfig:
         evaluate_every: steps between evaluations; there is one at the end anyway.
         evaluate_tokens: held-out tokens that one evaluation reads at most.
         record_every: steps between depth records; 0 keeps none.
-        checkpoint_every: steps between checkpoints; there is one at the end and at an interrupt anyway.
+        checkpoint_every: steps between checkpoints; ten minutes lie between them unless it is given. There is one at
+            the end and at an interrupt anyway.
         keep: how many checkpoints stay.
         device: "cpu", "cuda", ...
         tensorboard: also write TensorBoard events.
@@ -103,4 +105,4 @@ class RunConfig:
 
 def option(name: str) -> str:
     """How the command line calls a field."""
-    return "--" + name.replace("_", "-")
+    return "--" + FLAGS.get(name, name).replace("_", "-")

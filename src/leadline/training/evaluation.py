@@ -36,7 +36,7 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 def evaluate(
     model: nn.Module, split: Split, *, batch_size: int, context: int, tokens: int, device: torch.device, precision: str
 ) -> Evaluation:
-    """The loss on the first `tokens` held-out tokens, the same ones every time."""
+    """The loss on at most `tokens` held-out tokens, spread over the split, the same ones every time."""
     training = model.training
     model.eval()
     total, count = 0.0, 0

@@ -2,8 +2,8 @@
 
     ḡ_i = Σ_t ‖∇θ_i‖ / Σ_j Σ_t ‖∇θ_j‖
 
-L2, before clipping, read from `.grad` at the end of a step, so that a shared parameter counts once. Source: arXiv 2606.26538
-(the share); what exactly is summed is ours.
+L2, before clipping, read from `.grad` at the end of a step, so that a shared parameter counts once. Source: arXiv
+2606.26538 (the share); what exactly is summed is ours.
 """
 
 from __future__ import annotations
@@ -41,34 +41,29 @@ class GradientShare:
             places.append(-1 if found is None else 2 * int(found[1]) + (found[2] == "mlp"))
             blocks = max(blocks, places[-1] // 2 + 1)
         self.blocks = blocks
-        device = self.parameters[0].device
         # What belongs to no block goes into one more row, which is dropped.
-        self._rows = torch.tensor([2 * blocks if place < 0 else place for place in places], device=device)
+        self._rows = torch.tensor([2 * blocks if place < 0 else place for place in places])
         sizes = torch.zeros(2 * blocks + 1, dtype=torch.float64)
-        for parameter, place in zip(self.parameters, places, strict=True):
-            sizes[place] += parameter.numel()
+        for parameter, row in zip(self.parameters, self._rows.tolist(), strict=True):
+            sizes[row] += parameter.numel()
         self._sizes = sizes[: 2 * blocks]
         self._sublayers = torch.zeros(2 * blocks, dtype=torch.float64)
         self._blocks = torch.zeros(blocks, dtype=torch.float64)
         self.steps = 0
         self.last: list[float] = [0.0] * blocks
 
-    def measure(self) -> tuple[Tensor, Tensor]:
-        """The norm of all gradients, (), and the squared norm of each sublayer's, (2L,), on the parameters' device."""
-        kept = [
-            (p.grad, row)
-            for p, row in zip(self.parameters, range(len(self.parameters)), strict=True)
-            if p.grad is not None
-        ]
-        norms = torch.stack(torch._foreach_norm([grad for grad, _ in kept])).float()
-        squares = norms.square()
-        rows = self._rows if len(kept) == len(self.parameters) else self._rows[[row for _, row in kept]]
-        by_place = torch.zeros(2 * self.blocks + 1, device=squares.device).index_add_(0, rows, squares)
-        return squares.sum().sqrt(), by_place[: 2 * self.blocks]
+    def measure(self) -> Tensor:
+        """The norm of every parameter's gradient, (P,) float32 on the parameters' device; 0 where there is none."""
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        norms = iter(torch._foreach_norm(grads)) if grads else iter(())
+        device = self.parameters[0].device
+        none = torch.zeros((), device=device)
+        return torch.stack([none if p.grad is None else next(norms).float() for p in self.parameters])
 
-    def add(self, squares: Tensor) -> None:
-        """Adds one step's squared norms, as `measure` gives them, on the CPU."""
-        wide = squares.double()
+    def add(self, norms: Tensor) -> None:
+        """Adds one step: what `measure` gives, brought to the CPU."""
+        squares = torch.zeros(2 * self.blocks + 1, dtype=torch.float64)
+        wide = squares.index_add_(0, self._rows, norms.double().square())[: 2 * self.blocks]
         blocks = wide.view(self.blocks, 2).sum(dim=1).sqrt()
         self._sublayers += wide.sqrt()
         self._blocks += blocks

@@ -16,11 +16,18 @@ import torch
 from leadline.config import to_dict
 from leadline.data import Batch, Loader
 from leadline.designs import count_flops, count_parameters
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, UsageError
 from leadline.files import write_json
 from leadline.models import Decoder
 from leadline.probes import DepthRecord, record
-from leadline.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from leadline.training.checkpoint import (
+    Resume,
+    checkpoints,
+    choose_checkpoint,
+    drop_later,
+    load_checkpoint,
+    save_checkpoint,
+)
 from leadline.training.config import RunConfig
 from leadline.training.evaluation import Evaluation, autocast, evaluate, loss_of
 from leadline.training.gradient_share import GradientShare, share_of
@@ -29,9 +36,11 @@ from leadline.training.memory import peak_memory
 from leadline.training.optimiser import make_optimiser, rate_at
 from leadline.training.records import Lines
 from leadline.training.resolve import Run, decide, usable_device
-from leadline.training.run_folder import claim
-from leadline.training.tensorboard import Events
+from leadline.training.run_folder import RUN_FILE, claim
+from leadline.training.tensorboard import Events, require_tensorboard
 
+SAVE_SECONDS = 600.0
+"""Between checkpoints, where no number of steps is given."""
 OnStep = Callable[[dict[str, Any]], None]
 
 
@@ -64,13 +73,14 @@ class Summary:
     notes: tuple[str, ...]
 
 
-def train(config: RunConfig, out: Path | str, *, resume: bool = True, on_step: OnStep | None = None) -> Summary:
+def train(config: RunConfig, out: Path | str, *, resume: Resume = "newest", on_step: OnStep | None = None) -> Summary:
     """Trains one model, or goes on training it, in the folder `out`.
 
     Args:
         config: the run.
         out: holds the run's records, checkpoints and summary.
-        resume: continue from the newest checkpoint; without it, a run that is there is an error.
+        resume: go on from the newest checkpoint of a run that is there, or from the one before it ("previous"), or
+            take such a run for an error ("never").
         on_step: called with every step's record.
 
     Returns:
@@ -78,17 +88,25 @@ def train(config: RunConfig, out: Path | str, *, resume: bool = True, on_step: O
 
     Raises:
         UsageError: an option doesn't work, or `out` holds something else.
-        LeadlineError: a loss or gradient that is not finite, damaged files, a full disk.
+        LeadlineError: a loss or gradient that is not finite, damaged files, a full disk, too little memory.
         KeyboardInterrupt: asked to stop; the run is saved and continues with the same call.
     """
     out = Path(out)
     run = decide(config)
-    if not resume and (out / "run.json").exists():
-        raise LeadlineError(f"--out {out} holds a run already; continue it, or name another folder")
+    if resume == "never" and (out / RUN_FILE).exists():
+        raise UsageError(f"--resume never: --out {out} holds a run already; continue it, or name another folder")
+    usable_device(config.device)
+    if config.tensorboard:
+        require_tensorboard()
     claim(out, run)
-    if (out / "summary.json").is_file():
+    if (out / "summary.json").is_file() and resume != "previous":
         return _read_summary(out / "summary.json")
-    return Trainer(run, out, on_step).train()
+    try:
+        return Trainer(run, out, on_step, resume=resume).train()
+    except torch.OutOfMemoryError as error:
+        raise LeadlineError(
+            f"{config.device} has too little memory for this run; a larger --accumulation or --recompute needs less"
+        ) from error
 
 
 class Trainer:
@@ -99,7 +117,7 @@ class Trainer:
         step: how many steps are done.
     """
 
-    def __init__(self, run: Run, out: Path, on_step: OnStep | None = None) -> None:
+    def __init__(self, run: Run, out: Path, on_step: OnStep | None = None, *, resume: Resume = "newest") -> None:
         self.run, self.out, self.on_step = run, out, on_step
         config = run.config
         self.device = usable_device(config.device)
@@ -113,41 +131,50 @@ class Trainer:
         self.seconds = 0.0
         self.train_loss = 0.0
         self._saved = -1
-        self._restore()
+        self._saved_at = time.monotonic()
+        self._restore(resume)
         self.steps_file = Lines(out / "steps.jsonl", self.step)
-        self.evals_file = Lines(out / "evals.jsonl", self.step)
+        # The evaluation at the end comes after the last step; a run stopped between the two makes it once more.
+        self.evals_file = Lines(out / "evals.jsonl", self.step if self.step < run.steps else self.step - 1)
         self.depth_file = Lines(out / "depth.jsonl", self.step)
-        self.events = Events(out / "tensorboard") if config.tensorboard else None
+        self.events = Events(out / "tensorboard", self.step) if config.tensorboard else None
         self.refresh_every = min(max(run.steps // 50, 1), 1000)
 
-    def _restore(self) -> None:
-        found = checkpoints(self.out)
-        if not found:
+    def _restore(self, resume: Resume) -> None:
+        chosen = choose_checkpoint(self.out, resume)
+        if chosen is None:
             return
-        state = load_checkpoint(found[-1], self.model, self.optimiser, self.device)
+        try:
+            state = load_checkpoint(chosen, self.model, self.optimiser, self.device)
+            self.loader.load(state["loader"])
+            self.share.load(state["gradient"])
+        except (LeadlineError, KeyError, TypeError, ValueError) as error:
+            older = resume != "previous" and len(checkpoints(self.out)) > 1
+            advice = "--resume previous goes on from the checkpoint before it" if older else "start in another folder"
+            raise LeadlineError(f"can't go on from {chosen}: {error}; {advice}") from error
         self.step, self.seconds, self.train_loss = state["step"], state["seconds"], state["train_loss"]
-        self.loader.load(state["loader"])
-        self.share.load(state["gradient"])
         self._saved = self.step
+        if resume == "previous":
+            drop_later(self.out, chosen)
 
     def train(self) -> Summary:
         """Runs all steps that are left and writes the summary."""
-        config = self.run.config
-        try:
-            with catch_interrupt() as interrupt:
-                while self.step < self.run.steps:
-                    self._one_step()
-                    last = self.step == self.run.steps
-                    if self.step % self.run.evaluate_every == 0 and not last:
-                        self._evaluate()
-                    if config.checkpoint_every and self.step % config.checkpoint_every == 0 and not last:
-                        self.save()
-                    if interrupt.asked and not last:
-                        self.save()
-                        raise KeyboardInterrupt
-                return self._finish()
-        finally:
-            self._close()
+        with contextlib.ExitStack() as stack:
+            for lines in (self.steps_file, self.evals_file, self.depth_file):
+                stack.callback(lines.close)
+            if self.events is not None:
+                stack.callback(self.events.close)
+            interrupt = stack.enter_context(catch_interrupt())
+            while self.step < self.run.steps:
+                self._one_step()
+                last = self.step == self.run.steps
+                if self.step % self.run.evaluate_every == 0 and not last:
+                    self._evaluate()
+                if not last and (interrupt.asked or self._checkpoint_is_due()):
+                    self.save()
+                if not last and interrupt.asked:
+                    raise KeyboardInterrupt
+            return self._finish()
 
     def _one_step(self) -> None:
         begin = time.perf_counter()
@@ -157,16 +184,17 @@ class Trainer:
             group["lr"] = rate
         wanted = config.record_every > 0 and step % config.record_every == 0
         loss, depth = self._gradients(self.loader.next(), wanted)
-        norm, squares = self.share.measure()
-        found = torch.cat((torch.stack((loss, norm)), squares)).cpu()
-        loss_value, norm_value = float(found[0]), float(found[1])
+        # The one place where a step waits for the device.
+        found = torch.cat((loss.view(1), self.share.measure())).cpu()
+        loss_value, norms = float(found[0]), found[1:]
+        norm_value = float(torch.linalg.vector_norm(norms, dtype=torch.float64))
         if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
             self._stop_at_non_finite(step, loss_value, position)
         if config.clip is not None and norm_value > config.clip:
             torch._foreach_mul_([p.grad for p in self.share.parameters if p.grad is not None], config.clip / norm_value)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        self.share.add(found[2:])
+        self.share.add(norms)
         self.step, self.train_loss = step, loss_value
         if step % self.refresh_every == 0:
             self.model.refresh_statistics()
@@ -204,7 +232,7 @@ class Trainer:
         where = f"epoch {position['epoch']}, sequence {position['index']} and the {self.run.batch_size - 1} after it"
         raise LeadlineError(
             f"{what} of step {step} is not finite (batch: {where}); the weights are those of step {step - 1}, saved in "
-            f"{self.out}. A lower --lr or a smaller --clip may help"
+            f"{self.out}. Another run with a lower --lr or a longer --warmup may get past it"
         )
 
     def _tell(self, rate: float, norm: float, seconds: float) -> None:
@@ -247,6 +275,10 @@ class Trainer:
             device=self.device,
             precision=run.config.precision,
         )
+        if not math.isfinite(result.loss):
+            raise LeadlineError(
+                f"the held-out loss after step {self.step} is not finite; another run with a lower --lr may do better"
+            )
         told = {"step": self.step, "tokens": self.step * run.batch_tokens, **result._asdict()}
         self.evals_file.add(told)
         if self.events is not None:
@@ -267,7 +299,13 @@ class Trainer:
             "gradient": self.share.state(),
         }
         save_checkpoint(self.out, self.model, self.optimiser, state, keep=self.run.config.keep)
-        self._saved = self.step
+        self._saved, self._saved_at = self.step, time.monotonic()
+
+    def _checkpoint_is_due(self) -> bool:
+        every = self.run.config.checkpoint_every
+        if every is None:
+            return time.monotonic() - self._saved_at >= SAVE_SECONDS
+        return self.step % every == 0
 
     def _finish(self) -> Summary:
         self.model.refresh_statistics()
@@ -290,15 +328,12 @@ class Trainer:
             learning_rate=run.learning_rate,
             notes=tuple(run.design.notes(run.shape)),
         )
-        write_json(self.out / "gradient.json", self.share.report())
-        write_json(self.out / "summary.json", to_dict(summary))
+        try:
+            write_json(self.out / "gradient.json", self.share.report())
+            write_json(self.out / "summary.json", to_dict(summary))
+        except OSError as error:
+            raise LeadlineError(f"can't write the summary into {self.out}: {error.strerror or error}") from error
         return summary
-
-    def _close(self) -> None:
-        for lines in (self.steps_file, self.evals_file, self.depth_file):
-            lines.close()
-        if self.events is not None:
-            self.events.close()
 
 
 def _read_summary(path: Path) -> Summary:

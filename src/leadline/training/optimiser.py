@@ -21,7 +21,9 @@ def make_optimiser(model: nn.Module, config: RunConfig, learning_rate: float) ->
         {"params": list(decayed.values()), "weight_decay": config.weight_decay},
         {"params": list(plain.values()), "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=learning_rate, betas=BETAS, eps=EPS, fused=True)
+    given = [group for group in groups if group["params"]]
+    fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
+    return torch.optim.AdamW(given, lr=learning_rate, betas=BETAS, eps=EPS, fused=fused)
 
 
 def split_by_decay(model: nn.Module, *, decay_embeddings: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -32,7 +34,8 @@ def split_by_decay(model: nn.Module, *, decay_embeddings: bool) -> tuple[dict[st
         if isinstance(module, Site | Readout) or (isinstance(module, nn.Embedding) and not decay_embeddings)
         for parameter in module.parameters()
     }
-    decayed, plain = {}, {}
+    decayed: dict[str, Tensor] = {}
+    plain: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         matrix = parameter.dim() >= 2 and id(parameter) not in spared
         (decayed if matrix else plain)[name] = parameter

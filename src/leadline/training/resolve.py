@@ -87,6 +87,8 @@ def decide(config: RunConfig) -> Run:
     full = dataclasses.replace(
         config,
         design=design.expression,
+        preset=preset.name,
+        shape={name: value for name, value in config.shape.items() if value != getattr(preset, name)},
         tokens=steps * batch_size * shape.context,
         batch_size=batch_size,
         context=shape.context,
@@ -126,7 +128,7 @@ def _shape(preset: Preset, config: RunConfig) -> ShapeConfig:
     for name in config.shape:
         if name not in SHAPE:
             raise UsageError(f"shape has no {name!r}; it has {', '.join(SHAPE)}.{did_you_mean(name, SHAPE)}")
-    changes = dict(config.shape)
+    changes: dict[str, Any] = dict(config.shape)
     if config.context is not None:
         changes["context"] = config.context
     return dataclasses.replace(preset.shape, **changes)

@@ -33,8 +33,8 @@ def claim(out: Path, run: Run) -> None:
             _same(out, run)
         elif any(path.name not in OURS for path in out.iterdir()):
             raise UsageError(f"--out {out} holds something that is no run; name a new or empty folder")
-        run.data.tokenizer.save(out)
         write_json(out / RUN_FILE, run.describe())
+        run.data.tokenizer.save(out)
     except OSError as error:
         raise LeadlineError(f"can't write to --out {out}: {error.strerror or error}") from error
 
@@ -42,14 +42,25 @@ def claim(out: Path, run: Run) -> None:
 def _same(out: Path, run: Run) -> None:
     old = read_run_file(out)
     kept, wanted = old.get("config", {}), to_dict(run.config)
-    for name, value in wanted.items():
-        if name not in FREE and kept.get(name) != value:
+    kept, wanted = _flat(kept), _flat(wanted)
+    for name in {**wanted, **kept}:
+        if name not in FREE and kept.get(name) != wanted.get(name):
             raise UsageError(
-                f"--out {out} holds a run with {option(name)} {kept.get(name)}, not {value}; "
+                f"--out {out} holds a run with {option(name)} {_said(kept.get(name))}, not {_said(wanted.get(name))}; "
                 "continue it with its own options, or name another folder"
             )
     if old.get("data", {}).get("hash") != run.data.hash:
         raise UsageError(f"--out {out} holds a run on other data; --data {run.config.data} has changed since")
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    """The shape's entries beside the others, as the command line has them."""
+    shape = config.get("shape") or {}
+    return {**{name: value for name, value in config.items() if name != "shape"}, **shape}
+
+
+def _said(value: Any) -> str:
+    return "unset" if value is None else str(value)
 
 
 def read_run_file(out: Path) -> dict[str, Any]:

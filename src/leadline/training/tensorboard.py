@@ -8,19 +8,27 @@ from typing import Any
 from leadline.errors import UsageError
 
 
+def require_tensorboard() -> None:
+    """Raises UsageError where TensorBoard is not installed."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError as error:
+        raise UsageError("--tensorboard needs the package tensorboard: pip install 'leadline[track]'") from error
+
+
 class Events:
     """Writes every number of a record under its name.
 
-    Raises:
-        UsageError: TensorBoard is not installed.
+    Args:
+        folder: of the events.
+        after: events of later steps, which an interrupted run left, are not shown.
     """
 
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UsageError("--tensorboard needs the package tensorboard: pip install 'leadline[track]'") from error
-        self._writer = SummaryWriter(str(folder))
+    def __init__(self, folder: Path, after: int) -> None:
+        require_tensorboard()
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=after + 1)
 
     def add(self, told: dict[str, Any]) -> None:
         """One record, at its `step`."""

@@ -27,8 +27,8 @@ def depth_attention(
 ) -> Tensor:
     """`Σ_i a_i v_i` with `a = softmax_i(query · (rms(v_i) ⊙ key_gain))`.
 
-    One source comes back unchanged; query and key gain then get gradients of exactly zero. The lean backend lists sources
-    and never stacks them; its second derivatives raise. Scores and weights are float32, or float64 for float64.
+    One source comes back unchanged; query and key gain then get gradients of exactly zero. The lean backend lists
+    sources and never stacks them; its second derivatives raise. Scores and weights are float32, or float64 for float64.
 
     Args:
         sources: k ≥ 1 tensors of one shape (..., D) and one dtype, of any strides.

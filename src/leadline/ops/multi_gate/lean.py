@@ -53,7 +53,7 @@ def _forward(
     kind: str,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-    """Streams, read, gates; roots (N, ...) and scores (N, ..., queries)."""
+    """Streams, read, gates; roots (N, ...) and scores (queries, N, ...)."""
     dtype, dim = streams.dtype, streams.shape[-1]
     x = streams.to(wide(dtype))
     if output is not None and beta is not None:
@@ -63,17 +63,18 @@ def _forward(
     root = (torch.linalg.vector_norm(x, dim=-1).square() / dim + eps).rsqrt()
     queries = [query.to(x.dtype) for query in (pool_query, gate_query) if query is not None]
     if not queries:
-        return streams, streams[0], None, root, root.unsqueeze(-1)[..., :0]
-    score = torch.matmul(x, torch.stack(queries, dim=1)) * (root * dim**-0.5).unsqueeze(-1)
+        return streams, streams[0], None, root, root.unsqueeze(0)[:0]
+    products = torch.mm(torch.stack(queries), x.reshape(-1, dim).t())
+    score = products.view(len(queries), *root.shape).mul_(root * dim**-0.5)
     if pool_query is None:
         read = streams[0]
     else:
-        weight = score[..., 0].softmax(dim=0).unsqueeze(-1)
+        weight = score[0].softmax(dim=0).unsqueeze(-1)
         total = x[0] * weight[0]
         for i in range(1, x.shape[0]):
             total.addcmul_(x[i], weight[i])
         read = total.to(dtype)
-    gates = None if gate_bias is None else gates_from(score[..., -1], gate_bias, kind)
+    gates = None if gate_bias is None else gates_from(score[-1], gate_bias, kind)
     return streams, read, gates, root, score
 
 
@@ -133,7 +134,7 @@ class _Step(torch.autograd.Function):
         total = None if dstreams is None else dstreams.to(dtype)
         dbias = None
         if pool_query is not None:
-            dscore, share = _pool(x, score[..., 0], dread)
+            dscore, share = _pool(x, score[0], dread)
             if dread is not None:
                 do = dread.to(dtype).expand_as(x)
                 total = do * share if total is None else torch.addcmul(total, do, share)
@@ -148,13 +149,12 @@ class _Step(torch.autograd.Function):
         total = torch.zeros_like(x) if total is None else total
         dqueries: list[Tensor] = []
         if dscores:
-            dscore = torch.stack(dscores, dim=-1)
-            along = dscore * (root * dim**-0.5).unsqueeze(-1)
-            back = (dscore * score).sum(dim=-1).mul_(root.square()).div_(-dim)
-            flat_along, flat_x = along.reshape(-1, len(queries)), x.reshape(-1, dim)
-            total = torch.addmm(total.reshape(-1, dim), flat_along, torch.stack(queries)).view(x.shape)
+            dscore = torch.stack(dscores)
+            along = (dscore * (root * dim**-0.5)).flatten(start_dim=1)
+            back = (dscore * score).sum(dim=0).mul_(root.square()).div_(-dim)
+            total = torch.addmm(total.reshape(-1, dim), along.t(), torch.stack(queries)).view(x.shape)
             total = total.addcmul_(x, back.unsqueeze(-1))
-            dqueries = list(torch.matmul(flat_along.t(), flat_x).unbind(0))
+            dqueries = list(torch.mm(along, x.reshape(-1, dim)).unbind(0))
         dpool = None if pool_query is None else dqueries.pop(0).to(pool_query.dtype)
         dgate = None if gate_query is None else dqueries.pop(0).to(gate_query.dtype)
         dbias = None if gate_bias is None or dbias is None else dbias.to(gate_bias.dtype).reshape(gate_bias.shape)

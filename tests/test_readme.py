@@ -1,0 +1,90 @@
+"""What the README and the docs say can be done as it is written."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+import tyro
+
+from leadline.cli.main import VERBS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    """Every `leadline …` line in a fenced block of any page, without comments and output."""
+    found = []
+    for page in PAGES:
+        for block in [b for language in ("", "sh", "bash", "console") for b in blocks(page, language)]:
+            text = block.replace("\\\n", " ")
+            found += [line.removeprefix("$ ") for line in text.splitlines() if re.match(r"(\$ )?leadline \w", line)]
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_parses(command: str) -> None:
+    _, verb, *arguments = shlex.split(command, comments=True)
+    assert verb in VERBS
+    arguments = [argument for argument in arguments if argument not in ("…", "...")]
+    module = importlib.import_module(f"leadline.cli.{verb}")
+    tyro.cli(module.Arguments, args=arguments)
+
+
+def test_there_are_commands() -> None:
+    assert any(command.startswith("leadline compare") for command in commands())
+
+
+def test_the_ten_lines_run() -> None:
+    code = next(block for block in blocks(ROOT / "README.md", "python") if "site.read" in block)
+    code = code.replace("dim=512", "dim=8").replace("sublayers=24", "sublayers=6")
+    code = code.replace("MultiGate(", "MultiGate(gate_init='prenorm', ")
+    names = {"x": torch.randn(2, 3, 8), "sublayers": [torch.nn.Linear(8, 8) for _ in range(6)]}
+    exec(code, names)
+    assert names["x"].shape == (2, 3, 8)
+
+
+def test_the_three_lines_are_those_of_the_example() -> None:
+    example = (ROOT / "examples" / "nanogpt.py").read_text(encoding="utf-8")
+    code = next(block for block in blocks(ROOT / "README.md", "python") if "ll.fold" in block)
+    lines = [line.split("#")[0].strip() for line in code.splitlines() if "#" in line]
+    assert len(lines) == 3
+    assert all(line in example for line in lines)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert all(page.name in navigation for page in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text(encoding="utf-8"))):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_files_are_short() -> None:
+    long = {path.name: n for path in (ROOT / "src").rglob("*.py") if (n := len(path.read_text().splitlines())) > 500}
+    assert not long
+
+
+def test_every_pin_is_one_version() -> None:
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert all("==" in pin or pin.startswith("torch>=") for pin in pins)

@@ -1,0 +1,93 @@
+"""Every value that can't work is refused, with the option's name."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leadline.config import from_dict, to_dict
+from leadline.errors import LeadlineError, UsageError
+from leadline.training import RunConfig
+from leadline.training.resolve import decide, usable_device
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tokens": 0}, "--tokens 0 is too small"),
+        ({"batch_size": 0}, "--batch-size 0"),
+        ({"context": -1}, "--context -1"),
+        ({"accumulation": 0}, "--accumulation 0"),
+        ({"evaluate_every": 0}, "--evaluate-every 0"),
+        ({"evaluate_tokens": 0}, "--evaluate-tokens 0"),
+        ({"checkpoint_every": 0}, "--checkpoint-every 0"),
+        ({"keep": 0}, "--keep 0"),
+        ({"record_every": -1}, "--record-every -1 .* 0 records nothing"),
+        ({"warmup": 1.5}, "--warmup 1.5 .* 0 to 1"),
+        ({"final_fraction": -0.1}, "--final-fraction -0.1"),
+        ({"schedule": "wsd", "warmup": 0.6, "decay": 0.6}, "--warmup 0.6 and --decay 0.6"),
+        ({"schedule": "linear"}, "--schedule linear .* cosine and wsd work"),
+        ({"precision": "float16"}, "--precision float16 .* float32 and bfloat16 work"),
+        ({"learning_rate": 0.0}, "--lr 0 "),
+        ({"learning_rate": math.nan}, "--lr nan"),
+        ({"clip": -1.0}, "--clip -1"),
+        ({"weight_decay": math.inf}, "--weight-decay inf"),
+        ({"seed": -1}, "--seed -1"),
+    ],
+)
+def test_values_out_of_range(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        RunConfig(design="prenorm", data="sotu", **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"design": "prenrom"}, "Did you mean prenorm"),
+        ({"preset": "tini"}, "Did you mean tiny"),
+        ({"shape": {"block": 2}}, "Did you mean blocks"),
+        ({"shape": {"blocks": 0}}, "blocks=0"),
+        ({"accumulation": 3}, "--accumulation 3 does not divide the batch size of 2"),
+        ({"context": 4096}, "too short for one sequence"),
+    ],
+)
+def test_values_that_do_not_fit_together(config: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        decide(config(**fields))
+
+
+def test_no_such_data(tmp_path: Path) -> None:
+    with pytest.raises(LeadlineError, match="nowhere"):
+        decide(RunConfig(design="prenorm", data=str(tmp_path / "nowhere")))
+
+
+def test_no_such_device() -> None:
+    assert usable_device("cpu").type == "cpu"
+    for name in ("abacus", "cuda:99"):
+        with pytest.raises(UsageError, match=f"--device {name}"):
+            usable_device(name)
+
+
+def test_everything_is_decided(config: Any) -> None:
+    run = decide(config("mgr", steps=7, preset="Tiny", learning_rate=None))
+    assert run.config.design == "mgr-competitive"
+    assert run.config.preset == "tiny"
+    assert run.config.tokens == 7 * 2 * 16
+    assert run.steps == 7
+    assert run.config.evaluate_every == 1
+    assert run.learning_rate == run.config.learning_rate > 0
+    assert "kv_heads" in run.config.shape
+    assert from_dict(RunConfig, to_dict(run.config)) == run.config
+
+
+def test_steps_are_rounded_up(config: Any) -> None:
+    plain = config(steps=3)
+    longer = RunConfig(**{**to_dict(plain), "tokens": (plain.tokens or 0) + 1})
+    assert decide(longer).steps == 4
+
+
+def test_a_shape_that_is_the_presets_says_nothing(config: Any) -> None:
+    assert decide(config(shape={"blocks": 24, "dim": 72})).config.shape == {}

@@ -1,0 +1,82 @@
+"""What decays, and how the learning rate goes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from leadline.designs import ShapeConfig, resolve
+from leadline.models import Decoder
+from leadline.training.optimiser import make_optimiser, rate_at, split_by_decay
+
+SHAPE = ShapeConfig(dim=8, blocks=3, heads=2, kv_heads=1, head_dim=4, hidden=12, context=16)
+DESIGNS = ("prenorm + qk-norm", "attnres", "mgr", "hc", "mhc", "mhc-lite", "bhyt", "dyt", "layerscale", "post-ln")
+
+
+def model(design: str, *, tied: bool = True) -> Decoder:
+    return Decoder(resolve(design).decoder(dataclasses.replace(SHAPE, tied=tied), vocab_size=11))
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_matrices_alone_decay(design: str) -> None:
+    decoder = model(design)
+    decayed, plain = split_by_decay(decoder, decay_embeddings=False)
+    linears = {f"{name}.weight" for name, module in decoder.named_modules() if isinstance(module, nn.Linear)}
+    assert set(decayed) == linears
+    assert len(linears) == 7 * SHAPE.blocks
+    assert set(plain) == {name for name, _ in decoder.named_parameters()} - linears
+    assert "embed.weight" in plain
+
+
+def test_embeddings_decay_when_asked() -> None:
+    assert "embed.weight" in split_by_decay(model("mgr"), decay_embeddings=True)[0]
+    assert "head.weight" in split_by_decay(model("mgr", tied=False), decay_embeddings=False)[0]
+
+
+def test_adamw(config: Any) -> None:
+    optimiser = make_optimiser(model("attnres"), config(weight_decay=0.3), 0.01)
+    assert [group["weight_decay"] for group in optimiser.param_groups] == [0.3, 0.0]
+    assert all(group["betas"] == (0.9, 0.95) and group["eps"] == 1e-8 for group in optimiser.param_groups)
+
+
+def test_a_step_is_adamws(config: Any) -> None:
+    """Against the update written out: m and v start at zero, so the first step has the gradient's sign."""
+    decoder = model("prenorm")
+    optimiser = make_optimiser(decoder, config(), 0.01)
+    name, weight = next(iter(split_by_decay(decoder, decay_embeddings=False)[0].items()))
+    before, grad = weight.detach().clone(), torch.randn_like(weight)
+    weight.grad = grad.clone()
+    optimiser.step()
+    expected = before * (1 - 0.01 * 0.1) - 0.01 * grad / (grad.abs() + 1e-8)
+    torch.testing.assert_close(weight.detach(), expected, msg=name)
+
+
+def test_cosine(config: Any) -> None:
+    rates = [rate_at(step, 100, config(warmup=0.1)) for step in range(1, 101)]
+    assert rates[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
+    assert rates[9] == 1.0
+    assert rates[54] == pytest.approx(0.1 + 0.9 * 0.5)
+    assert rates[99] == pytest.approx(0.1)
+    assert all(one > two for one, two in zip(rates[9:], rates[10:], strict=False))
+
+
+def test_wsd(config: Any) -> None:
+    rates = [
+        rate_at(step, 100, config(schedule="wsd", warmup=0.1, decay=0.2, final_fraction=0.0)) for step in range(1, 101)
+    ]
+    assert rates[9:80] == [1.0] * 71
+    assert rates[89] == pytest.approx(0.5)
+    assert rates[99] == 0.0
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("warmup", [0.0, 0.05, 1.0])
+def test_short_runs(config: Any, schedule: str, steps: int, warmup: float) -> None:
+    decay = 0.0 if warmup == 1.0 else 0.2
+    rates = [rate_at(s, steps, config(schedule=schedule, warmup=warmup, decay=decay)) for s in range(1, steps + 1)]
+    assert all(0 < rate <= 1 for rate in rates)
