@@ -108,6 +108,9 @@ def _read_dataclass(cls: type, data: Any, where: str) -> Any:
     for key in data:
         if key not in known:
             raise UsageError(f"{where}: unknown key {key!r}; known: {_listed(known)}.{did_you_mean(key, known)}")
+    needed = [f for f in dataclasses.fields(cls) if f.init and f.default is f.default_factory is dataclasses.MISSING]
+    if lacking := [f.name for f in needed if f.name not in data]:
+        raise UsageError(f"{where} lacks {_listed(lacking)}")
     return cls(**{k: _read(hints[k], v, f"{where}.{k}") for k, v in data.items()})
 
 

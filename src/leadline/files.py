@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from leadline.errors import UsageError
+
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Calls `write(temporary)` and renames the result to `path`; an error leaves nothing behind."""
+    """Calls `write(temporary)` and renames the result to `path`; an error leaves nothing behind.
+
+    Raises:
+        OSError: it can't be written; names `path`, never the temporary file. A folder or a device is never replaced.
+    """
+    if path.exists() and not path.is_file():
+        number = errno.EISDIR if path.is_dir() else errno.EINVAL
+        raise OSError(number, "is a folder" if path.is_dir() else "is no ordinary file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -18,10 +29,42 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         with open(temporary, "rb") as handle:
             os.fsync(handle.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        _remove(temporary)
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        _remove(temporary)
         raise
     sync_folder(path.parent)
+
+
+def check_file(path: Path, option: str) -> None:
+    """Raises UsageError where no file can be written at `path`, so that this is known before any work."""
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder; name a file")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{option} {path} is no ordinary file; name another")
+    _check_parents(path, option)
+
+
+def check_folder(path: Path, option: str) -> None:
+    """Raises UsageError where `path`, or a part of it, is a file."""
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{option} {path} is a file; name a folder")
+    _check_parents(path, option)
+
+
+def _check_parents(path: Path, option: str) -> None:
+    for parent in path.parents:
+        if parent.exists():
+            if not parent.is_dir():
+                raise UsageError(f"{option} {path} lies below {parent}, which is a file; name another place")
+            return
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def sync_folder(folder: Path) -> None:

@@ -220,7 +220,7 @@ def test_wrong_options(dataset: Any, tmp_path: Path, options: dict[str, Any], me
 
 def test_an_out_that_is_a_file(dataset: Any, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
-    with pytest.raises(LeadlineError, match=r"--out .* cannot be written"):
+    with pytest.raises(LeadlineError, match=r"--out .* is a file; name a folder"):
         run(arguments(dataset.folder, tmp_path / "out", "prenorm"))
 
 

@@ -264,7 +264,7 @@ def test_a_really_full_disk(stories: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_folder_below_a_file_cannot_be_made(stories: Path) -> None:
-    with pytest.raises(LeadlineError, match="could not be written"):
+    with pytest.raises(LeadlineError, match="which is a file"):
         prepare(stories, stories / "below" / "out")
 
 

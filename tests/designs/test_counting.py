@@ -98,10 +98,11 @@ def depth(expression: str, shape: ShapeConfig = SMALL) -> int:
 def test_depth_operators_by_hand() -> None:
     d, n = SMALL.dim, 2 * SMALL.blocks
     assert depth("prenorm") == n * d
-    assert depth("attnres") == 6 * d * sum(range(2, n + 2))
+    # a score and a share for every source read, and one mean square for every source written
+    assert depth("attnres") == 4 * d * sum(range(2, n + 2)) + 2 * d * (n + 1)
     assert depth("attnres(block_size=1)") == depth("attnres")
     # S=4: reads of 1, 2, 2, 2, then 2, 3, 3, 3 sources, the readout 3; three additions to a partial sum per block
-    assert depth("attnres(block_size=4)") == 6 * d * (2 + 2 + 2 + 2 + 3 + 3 + 3 + 3) + 6 * d
+    assert depth("attnres(block_size=4)") == 4 * d * (2 + 2 + 2 + 2 + 3 + 3 + 3 + 3) + 6 * d + 2 * d * (n + 1)
     # n=2: one site appends, seven gate two streams; reads of 2 streams at seven sites and the readout
     assert depth("mgr(streams=2)") == 6 * d * 2 * 8 + 5 * d * 2 * 7
     assert depth("attnres(window=2)") < depth("attnres")
@@ -142,3 +143,13 @@ def test_context_is_checked() -> None:
     assert count_flops(config, 24).scores == 2 * count_flops(config, 12).scores
     with pytest.raises(UsageError, match="context=0"):
         count_flops(config, 0)
+
+
+def test_depth_flops_follow_the_window_and_the_sinkhorn_iterations() -> None:
+    from leadline.connections import AttentionResiduals, ManifoldHyperConnections
+    from leadline.designs.depth_flops import depth_flops
+
+    # 15 reads of 2 sources beside the first of one, the readout's too; 12 additions to partial sums.
+    assert depth_flops(AttentionResiduals(block_size=4, window=1), 64, 16) == 16 * 2 * 4 * 64 + 17 * 2 * 64 + 12 * 64
+    many, few = (depth_flops(ManifoldHyperConnections(sinkhorn_iterations=i), 64, 8) for i in (20, 5))
+    assert many - few == 8 * 15 * 4 * 16

@@ -107,7 +107,7 @@ def test_what_the_names_mean() -> None:
         ("prenorm(eps=1)", "prenorm has no option 'eps'; it has no options"),
         ("mgr(streams=eight)", "whole number"),
         ("mgr(streams=2.5)", "whole number"),
-        ("rmsnorm(eps=small)", "should be a number"),
+        ("rmsnorm(eps=small)", "should be a finite number"),
         ("bhyt(learn_lambda=maybe)", "true or false"),
         ("mgr(gate=competitve)", "independent.*Did you mean competitive"),
         ("mgr(streams=4, streams=8)", "streams twice"),

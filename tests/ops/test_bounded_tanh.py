@@ -188,3 +188,14 @@ def test_wrong_shapes_and_names_are_named() -> None:
         attention_gain(w_v, w_o, 4, 2, 0)
     with pytest.raises(UsageError, match="backend='fast'"):
         bounded_tanh(torch.zeros(1, 2), torch.ones(2), 1.0, 10.0, 1e-6, backend="fast")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_values_that_are_all_alike_have_a_finite_exact_form(backend: str) -> None:
+    x = torch.linspace(10.0, 1000.0, 500).unsqueeze(-1).expand(500, 72).contiguous().requires_grad_()
+    y, _ = bounded_tanh(x, torch.ones(72), 2.0, 10.0, 1e-6, True, backend=backend)
+    y.sum().backward()
+    assert y.isfinite().all()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    torch.testing.assert_close(y, torch.full_like(y, 0.964), rtol=0, atol=2e-3)

@@ -149,7 +149,7 @@ def test_a_folder_of_something_else(config: Any, tmp_path: Path) -> None:
 def test_out_is_a_file_or_cannot_be_made(config: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
-        with pytest.raises(LeadlineError, match=f"can't write to --out {out}"):
+        with pytest.raises(LeadlineError, match=f"--out {out}"):
             train(config(), out)
 
 

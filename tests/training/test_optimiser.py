@@ -12,7 +12,7 @@ from torch import nn
 
 from leadline.designs import ShapeConfig, resolve
 from leadline.models import Decoder
-from leadline.training.optimiser import make_optimiser, rate_at, split_by_decay
+from leadline.training.optimiser import load_optimiser, make_optimiser, optimiser_tensors, rate_at, split_by_decay
 
 SHAPE = ShapeConfig(dim=8, blocks=3, heads=2, kv_heads=1, head_dim=4, hidden=12, context=16)
 DESIGNS = ("prenorm + qk-norm", "attnres", "mgr", "hc", "mhc", "mhc-lite", "bhyt", "dyt", "layerscale", "post-ln")
@@ -81,3 +81,10 @@ def test_short_runs(config: Any, schedule: str, steps: int, warmup: float) -> No
     decay = 0.0 if warmup == 1.0 else 0.2
     rates = [rate_at(s, steps, config(schedule=schedule, warmup=warmup, decay=decay)) for s in range(1, steps + 1)]
     assert all(0 < rate <= 1 for rate in rates)
+
+
+def test_an_optimiser_saved_before_its_first_step_loads(config: Any) -> None:
+    decoder = model("prenorm")
+    optimiser = make_optimiser(decoder, config(), 1e-3)
+    load_optimiser(decoder, optimiser, optimiser_tensors(decoder, optimiser))
+    assert not optimiser.state

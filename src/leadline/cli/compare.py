@@ -97,11 +97,13 @@ def run(arguments: Arguments) -> int:
     from leadline.compare import compare, make_plan
     from leadline.data import resolve
     from leadline.errors import UsageError
+    from leadline.training.resolve import usable_device
 
     for option, value in (("--jobs", arguments.jobs), ("--threads", arguments.threads)):
         if value is not None and value < 1:
             raise UsageError(f"{option} {value} is too small; 1 or more work")
     asked = wish(arguments)
+    usable_device(arguments.device)
     data = resolve(arguments.data)
     plan = make_plan(asked, data)
     results = compare(

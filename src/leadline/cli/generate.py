@@ -61,10 +61,15 @@ def run(arguments: Arguments) -> int:
     import torch
 
     from leadline.cli.counts import parse_count
+    from leadline.errors import UsageError
     from leadline.files import write_json
     from leadline.models import stream_tokens
 
     count = parse_count(arguments.tokens, "--tokens")
+    try:
+        arguments.prompt.encode()
+    except UnicodeEncodeError:
+        raise UsageError("--prompt is not text: it holds bytes that are not UTF-8") from None
     model, tokenizer = open_model(arguments.model, arguments.device)
     prompt = [int(token) for token in tokenizer.encode(arguments.prompt)] or [tokenizer.separator]
     begin = time.perf_counter()
@@ -138,7 +143,7 @@ def usable_device(name: str) -> str:
     from leadline.errors import UsageError
 
     try:
-        torch.empty(1, device=name)
+        torch.empty(1, device=name).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         here = ["cpu"] + [kind for kind in ("cuda", "mps") if getattr(torch, kind).is_available()]
         raise UsageError(f"--device {name} doesn't work here; {', '.join(here)} can be used") from error

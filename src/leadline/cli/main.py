@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from leadline import __version__
 from leadline.errors import LeadlineError, UsageError, did_you_mean
+from leadline.files import check_file
 
 VERBS = {
     "compare": "train designs side by side and write one report: the main job",
@@ -42,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("leadline: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except MemoryError:
+        return _fail(LeadlineError("there is too little memory for this; a smaller model or batch needs less"), 1)
     except OSError as error:
         return _fail(error, 1)
 
@@ -66,8 +70,26 @@ def _run(arguments: list[str]) -> int:
         parsed = tyro.cli(module.Arguments, args=rest, prog=f"leadline {verb}", description=module.Arguments.__doc__)
     except SystemExit as stop:
         return int(stop.code or 0) if not isinstance(stop.code, str) else 2
-    code: int = module.run(parsed)
+    if (target := getattr(parsed, "json", None)) is not None:
+        check_file(target, "--json")
+    with warnings.catch_warnings():
+        warnings.showwarning = Warnings()
+        code: int = module.run(parsed)
     return code
+
+
+class Warnings:
+    """Prints each warning once and in one line, without the place in the source."""
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+
+    def __call__(self, message: Warning | str, *place: object, **more: object) -> None:
+        """As `warnings.showwarning`."""
+        text = str(message)
+        if text not in self.said:
+            self.said.add(text)
+            print(f"leadline: warning: {text}", file=sys.stderr)
 
 
 def overview() -> str:
@@ -90,8 +112,8 @@ def _fail(error: BaseException, code: int) -> int:
     if os.environ.get("LEADLINE_DEBUG") == "1":
         raise error
     text = str(error) or type(error).__name__
-    if isinstance(error, OSError) and error.filename:
-        text = f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     print(f"leadline: error: {text}", file=sys.stderr)
     return code
 

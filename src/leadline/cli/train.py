@@ -165,6 +165,9 @@ def configuration(arguments: Arguments) -> RunConfig:
         preset = preset_named(arguments.preset)
         sequence = preset.context if arguments.context is None else arguments.context
         sequences = preset.batch_size if arguments.batch_size is None else arguments.batch_size
+        for option, value in (("--context", sequence), ("--batch-size", sequences)):
+            if value < 1:
+                raise UsageError(f"{option} {value} is too small; 1 or more work")
         tokens = parse_count(arguments.steps, "--steps") * sequence * sequences
     fields = {f.name for f in dataclasses.fields(RunConfig)}
     values: dict[str, Any] = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(arguments)}

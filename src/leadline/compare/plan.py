@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 from leadline.config import to_dict
 from leadline.errors import UsageError, did_you_mean
-from leadline.files import write_json
+from leadline.files import check_folder, write_json
 
 Precision = Literal["float32", "bfloat16"]
 PLAN_FILE = "compare.json"
+LOCK_FILE = ".lock"
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,10 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         if len(set(values)) < len(values):
             raise UsageError(f"--seeds {text!r} names a seed twice")
         return tuple(values)
+    if values[0] > MOST_SEEDS:
+        raise UsageError(
+            f"--seeds {text!r} asks for too many; 1 to {MOST_SEEDS} work, and `{values[0]},` is that seed alone"
+        )
     if values[0] == 0:
         raise UsageError("--seeds 0 asks for no seeds; 1 or more work, and `0,` is seed 0 alone")
     return tuple(range(values[0]))
@@ -171,17 +177,32 @@ def keep_plan(plan: Plan, out: Path) -> None:
     """Writes the plan, or checks that the folder's plan is the same one.
 
     Raises:
-        UsageError: the folder holds another comparison; says what differs.
+        UsageError: as `check_out`.
     """
+    check_out(plan, out)
+    if not (out / PLAN_FILE).exists():
+        write_json(out / PLAN_FILE, to_dict(plan))
+
+
+def check_out(plan: Plan, out: Path) -> None:
+    """Makes sure that the comparison may use the folder, and writes nothing.
+
+    Raises:
+        UsageError: it is a file, or holds something else or another comparison; says what differs.
+    """
+    check_folder(out, "--out")
     path = out / PLAN_FILE
+    if not path.exists():
+        if out.exists() and any(entry.name != LOCK_FILE for entry in out.iterdir()):
+            raise UsageError(f"--out {out} holds something that is no comparison; name a new or empty folder")
+        return
     content = json.loads(json.dumps(to_dict(plan)))
     try:
         old = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        write_json(path, content)
-        return
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read ({error}); give another --out") from error
+    if not isinstance(old, dict) or not all(isinstance(design, dict) for design in old.get("designs", [None])):
+        raise UsageError(f"{path} is damaged: it holds no comparison; give another --out")
     different = list(_differences(old, content, ""))
     if different:
         shown = "; ".join(different[:4]) + ("; …" if len(different) > 4 else "")

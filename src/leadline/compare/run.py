@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from leadline.compare.gather import read_run
 from leadline.compare.jobs import Job, run_jobs
 from leadline.compare.machine import cores
-from leadline.compare.plan import DesignPlan, Plan, keep_plan
+from leadline.compare.plan import LOCK_FILE, PLAN_FILE, DesignPlan, Plan, check_out, keep_plan
 from leadline.compare.progress import display_for
 from leadline.compare.results import collect, run_folder, write_results
 from leadline.config import to_dict
@@ -46,12 +46,14 @@ def compare(
         The content of `results.json`. A design whose runs failed is marked in it; nothing is raised for that.
 
     Raises:
-        UsageError: the folder holds another comparison.
+        UsageError: the folder holds another comparison, or something else.
         LeadlineError: the folder cannot be written.
         KeyboardInterrupt: interrupted; what ran has been saved.
     """
     slots = min(2, cores()) if jobs is None else jobs
     threads = max(1, cores() // slots) if threads is None else threads
+    if not (out / PLAN_FILE).exists():
+        check_out(plan, out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -173,7 +175,7 @@ def _alone(out: Path) -> Iterator[None]:
         yield
         return
     try:
-        lock = open(out / ".lock", "w", encoding="utf-8")  # noqa: SIM115 (closed by the `with` below)
+        lock = open(out / LOCK_FILE, "w", encoding="utf-8")  # noqa: SIM115 (closed by the `with` below)
     except OSError as error:
         raise LeadlineError(f"--out {out} cannot be written: {error.strerror}") from error
     with lock as handle:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from leadline.data.dataset import FORMAT, DataSet, is_dataset
-from leadline.data.prepare import HELDOUT, Existing, Prepared, WriteError, prepare_corpus
+from leadline.data.prepare import HELDOUT, Existing, Prepared, WriteError, check_options, prepare_corpus
 from leadline.data.sources import Documents
 from leadline.data.tokenizers import Tokenizer
 from leadline.errors import LeadlineError, UsageError, did_you_mean
@@ -120,6 +120,7 @@ def fetch(
         UsageError: an unknown name.
         LeadlineError: an extra is not installed, or the hub cannot be reached.
     """
+    check_options(heldout, limit_tokens=limit_tokens)
     if name == SOTU:
         return _prepare_sotu(Path(out), tokenizer, "replace" if overwrite else "refuse", limit_tokens)
     if name not in REMOTE:

@@ -19,7 +19,7 @@ from leadline.data.shards import SHARD_TOKENS, choose_dtype
 from leadline.data.sources import Corpus, Files
 from leadline.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
 from leadline.errors import LeadlineError, UsageError
-from leadline.files import sync_folder, write_json
+from leadline.files import check_folder, sync_folder, write_json
 
 HELDOUT = 0.02
 Existing = Literal["refuse", "replace", "keep"]
@@ -122,7 +122,7 @@ def prepare_corpus(
             put it there meanwhile.
     """
     out = Path(out).resolve()
-    _check_options(heldout, heldout_last, limit_tokens, shard_tokens)
+    check_options(heldout, heldout_last, limit_tokens, shard_tokens)
     check_out(out, existing)
     chosen = choose_tokenizer(tokenizer, corpus, separator_token)
     kind = choose_dtype(chosen.vocab_size, dtype)
@@ -168,11 +168,8 @@ def choose_tokenizer(tokenizer: str | Tokenizer, corpus: Corpus, separator_token
 
 def check_out(out: Path, existing: Existing) -> None:
     """Raises UsageError where `out` holds something that may not be replaced."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise UsageError(f"--out {out} is a file; name a folder")
-    if not any(out.iterdir()):
+    check_folder(out, "--out")
+    if not out.exists() or not any(out.iterdir()):
         return
     if not is_dataset(out):
         raise UsageError(f"--out {out} is not empty and not a data set; name another folder")
@@ -225,10 +222,13 @@ def _disk_error(error: OSError, out: Path) -> WriteError:
         return WriteError(f"the disk is full: {out} was not written; free some space or choose another --out")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return WriteError(f"--out {out} cannot be written: {error.strerror}; choose a folder you may write to")
-    return WriteError(f"--out {out} could not be written: {error}")
+    return WriteError(f"--out {out} could not be written: {error.strerror or error}")
 
 
-def _check_options(heldout: float, heldout_last: int | None, limit_tokens: int | None, shard_tokens: int) -> None:
+def check_options(
+    heldout: float, heldout_last: int | None = None, limit_tokens: int | None = None, shard_tokens: int = SHARD_TOKENS
+) -> None:
+    """Raises UsageError where a value is out of range."""
     if not 0.0 <= heldout < 1.0:
         raise UsageError(f"--heldout {heldout} is wrong; it is a share from 0 up to, but not including, 1")
     for option, value in (

@@ -117,19 +117,23 @@ class FileTokenizer(Tokenizer):
     Args:
         content: the text of `tokenizer.json`.
         separator: the token that ends a document; by default the first of the usual names that the file knows.
+        where: what errors call the file; its name unless given.
 
     Raises:
         LeadlineError: the file is not a tokenizer.
         UsageError: it has no token called `separator`.
     """
 
-    def __init__(self, content: str, *, separator: str | None = None, name: str = FILE) -> None:
+    def __init__(
+        self, content: str, *, separator: str | None = None, name: str = FILE, where: str | None = None
+    ) -> None:
         import tokenizers
 
+        where = where or name
         try:
             self._inner = tokenizers.Tokenizer.from_str(content)
         except Exception as error:  # tokenizers raises plain Exception
-            raise LeadlineError(f"{name} is not a tokenizer.json: {error}") from error
+            raise LeadlineError(f"{where} is not a tokenizer.json: {error}") from error
         self._inner.no_truncation()
         self._inner.no_padding()
         self._inner.encode_special_tokens = True
@@ -137,7 +141,7 @@ class FileTokenizer(Tokenizer):
         known = [n for n in names if self._inner.token_to_id(n) is not None]
         if not known:
             raise UsageError(
-                f"{name} has no token {' or '.join(names)} to stand between documents; "
+                f"{where} has no token {' or '.join(names)} to stand between documents; "
                 "name one of its tokens with --separator-token"
             )
         self.name = name
@@ -200,7 +204,8 @@ def load_tokenizer(path: str | Path, *, separator: str | None = None) -> Tokeniz
         separator = eos.get("content") if isinstance(eos, dict) else eos
     if (content, separator or SEPARATOR) == ByteTokenizer().content():
         return ByteTokenizer()
-    return FileTokenizer(content, separator=separator, name=str(config.get("leadline_name") or file.name))
+    name = str(config.get("leadline_name") or file.name)
+    return FileTokenizer(content, separator=separator, name=name, where=str(file))
 
 
 def train_bpe(corpus: Corpus, vocab_size: int, *, sample_bytes: int = BPE_SAMPLE_BYTES) -> FileTokenizer:

@@ -1,6 +1,7 @@
 """What the depth operators cost per token, by formula, forward. D is the width, n streams.
 
-Reading one source or stream costs 2D for its mean square, 2D for its score and 2D for its share in the mix.
+Reading one source or stream costs 2D for its score and 2D for its share in the mix; a mean square costs 2D, once a
+read, or once a write where the connection keeps it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from leadline.connections import (
     ManifoldHyperConnections,
     MultiGate,
 )
-
-SINKHORN_STEPS = 20
 
 
 def depth_flops(connection: Connection, dim: int, sublayers: int) -> int:
@@ -44,18 +43,20 @@ def _additive(connection: Additive, dim: int, sublayers: int) -> int:
 
 def _attention_residuals(connection: AttentionResiduals, dim: int, sublayers: int) -> int:
     size = connection.block_size or 1
-    per_source = 2 * dim + (0 if connection.weights == "static" else 2 * dim + (2 * dim if connection.key_norm else 0))
+    # A source's root is worked out once, when it is written, where `connection.root` keeps it.
+    kept = connection.keyed and connection.weights == "softmax"
+    per_source = 2 * dim + (0 if connection.weights == "static" else 2 * dim)
+    per_source += 2 * dim if connection.keyed and not kept else 0
+    roots = 2 * dim * (sublayers + 1) if kept else 0
 
     def sources(index: int, open_block: bool) -> int:
-        bank = 1 + index // size
-        if connection.window is not None:
-            bank = min(bank, 1 + connection.window)
-        return bank + (1 if open_block else 0)
+        found = 1 + index // size + (1 if open_block else 0)
+        return found if connection.window is None else min(found, 1 + connection.window)
 
     reads = [sources(index, index % size > 0) for index in range(sublayers)]
     reads.append(sources(sublayers, sublayers % size > 0))
     partial_sums = dim * (sublayers - -(-sublayers // size))
-    return sum(per_source * k for k in reads if k > 1) + partial_sums
+    return sum(per_source * k for k in reads if k > 1) + partial_sums + roots
 
 
 def _multi_gate(streams: int, dim: int, sublayers: int) -> int:
@@ -79,6 +80,6 @@ def _manifold(connection: ManifoldHyperConnections, dim: int, sublayers: int) ->
     n = connection.streams
     lite = connection.mixing == "birkhoff"
     scores = math.factorial(n) if lite else n * n
-    matrix = 2 * math.factorial(n) * n if lite else SINKHORN_STEPS * 4 * n * n
+    matrix = 2 * math.factorial(n) * n if lite else connection.sinkhorn_iterations * 4 * n * n
     norm, projections, mixing = 2 * n * dim, 2 * n * dim * (2 * n + scores), 2 * n * dim * (n + 2)
     return sublayers * (norm + projections + matrix + mixing) + (n - 1) * dim

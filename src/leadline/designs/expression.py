@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import re
 import types
 import typing
@@ -108,10 +109,13 @@ def read_value(hint: Any, text: str, where: str) -> Any:
         return text.lower() == "true"
     if hint in (int, float):
         try:
-            return hint(text)
+            value = hint(text)
         except ValueError:
-            wanted = "a whole number" if hint is int else "a number"
-            raise UsageError(f"{where}: {text!r} should be {wanted}") from None
+            value = math.nan
+        if not math.isfinite(value):
+            wanted = "a whole number" if hint is int else "a finite number"
+            raise UsageError(f"{where}: {text!r} should be {wanted}")
+        return value
     return text
 
 

@@ -17,6 +17,7 @@ from leadline.designs.presets import Preset
 from leadline.models.config import InitConfig
 
 BASELINE = "prenorm"
+SWEPT_AT = "tiny"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +67,11 @@ class Settings:
 def settings(design: Design, preset: Preset) -> Settings:
     """The learning rate and initialisation of a design at a preset."""
     row, swept = _row(design)
-    chosen = "sweep shipped with Leadline" if swept.points else "Leadline's table, not swept"
-    source = chosen if row == design.expression else f"{chosen}; the rate of {row}"
+    own = row == design.expression
+    chosen = "sweep shipped with Leadline" if own and swept.points else f"not swept for this design; {row}'s rate"
+    source = chosen
     rate = swept.learning_rate
-    if preset.name != "tiny":
+    if preset.name != SWEPT_AT:
         rate = preset.learning_rate * swept.learning_rate / TABLE[BASELINE].learning_rate
         source = (
             f"{preset.name}'s rate of {preset.learning_rate:g} times {row}'s ratio to {BASELINE} at tiny ({chosen})"

@@ -103,6 +103,8 @@ def stream_tokens(
         raise UsageError(f"max_new_tokens={max_new_tokens} must be 0 or more")
     if stop_token is not None and not 0 <= stop_token < model.config.vocab_size:
         raise UsageError(f"stop_token={stop_token} is no token; this model has 0 to {model.config.vocab_size - 1}")
+    if not -(2**63) <= seed < 2**64:
+        raise UsageError(f"seed={seed} is out of range; it can be a number of 64 bits, such as 0")
     kept = KVCache(tokens.shape[1] + max_new_tokens) if cache else None
     generator = torch.Generator(device=tokens.device).manual_seed(seed)
     return _steps(model, tokens, max_new_tokens, sampling, generator, kept, stop_token)

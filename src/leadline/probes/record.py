@@ -62,7 +62,10 @@ class DepthRecord(Watcher):
 
     @property
     def read_rms(self) -> Rows:
-        """The root mean square over the width of what each sublayer read; the last is the readout's: N+1 floats."""
+        """The root mean square over the width of what each sublayer read; the last is the readout's: N+1 floats.
+
+        A readout that sums n streams (hyper-connections) counts as their mean, so that it compares with the reads.
+        """
         return [mean.value() for mean in self._reads]
 
     @property
@@ -95,7 +98,8 @@ class DepthRecord(Watcher):
 
     def on_readout(self, readout: Readout, state: State, output: Tensor) -> None:
         with torch.no_grad():
-            self._add_rms(self._reads[self.sublayers], output)
+            # A readout that sums n streams is worth n of them; its size is compared with reads of one.
+            self._add_rms(self._reads[self.sublayers], output / max(1.0, readout.scale))
             if self._inspect:
                 self._show(self.sublayers, readout.inspect(state))
 

@@ -69,7 +69,9 @@ def save_checkpoint(
 
 def checkpoints(out: Path) -> list[Path]:
     """The run's checkpoints, the oldest first."""
-    return sorted(path for path in (out / FOLDER).glob("step-*") if path.is_dir())
+    return sorted(
+        path for path in (out / FOLDER).glob("step-*") if path.name.removeprefix("step-").isdecimal() and path.is_dir()
+    )
 
 
 def load_checkpoint(
@@ -97,6 +99,9 @@ def load_checkpoint(
         raise LeadlineError(f"{path} is damaged or incomplete: {error}") from error
     if missing:
         raise LeadlineError(f"{path} is damaged: it lacks {', '.join(missing)}")
+    wrong = [name for name in NEEDED[:3] if isinstance(state[name], str | list | dict | bool | None)]
+    if wrong:
+        raise LeadlineError(f"{path} is damaged: {', '.join(wrong)} should be a number")
     return cast(dict[str, Any], state)
 
 

@@ -98,6 +98,8 @@ def train(config: RunConfig, out: Path | str, *, resume: Resume = "newest", on_s
     usable_device(config.device)
     if config.tensorboard:
         require_tensorboard()
+    if resume == "previous":
+        choose_checkpoint(out, resume)
     claim(out, run)
     if (out / "summary.json").is_file() and resume != "previous":
         return _read_summary(out / "summary.json")

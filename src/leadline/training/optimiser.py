@@ -66,11 +66,13 @@ def optimiser_tensors(model: nn.Module, optimiser: torch.optim.AdamW) -> dict[st
 
 
 def load_optimiser(model: nn.Module, optimiser: torch.optim.AdamW, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `optimiser_tensors`.
+    """The inverse of `optimiser_tensors`. An optimiser that was saved before its first step has no state.
 
     Raises:
         KeyError: a parameter's state is missing.
     """
+    if not any(key.endswith(":exp_avg") for key in tensors):
+        return
     for name, parameter in model.named_parameters():
         state = {}
         for key in ("exp_avg", "exp_avg_sq", "step"):

@@ -118,7 +118,10 @@ def usable_device(name: str) -> torch.device:
         UsageError: nothing can be made there.
     """
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
+        if device.type == "meta":
+            raise RuntimeError("tensors there hold nothing")
+        return device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         works = "cpu and cuda" if torch.cuda.is_available() else "cpu"
         raise UsageError(f"--device {name} can't be used here; {works} can") from error

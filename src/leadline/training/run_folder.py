@@ -9,7 +9,7 @@ from typing import Any
 from leadline.config import to_dict
 from leadline.data import Tokenizer, load_tokenizer
 from leadline.errors import LeadlineError, UsageError
-from leadline.files import write_json
+from leadline.files import check_folder, write_json
 from leadline.models import Decoder
 from leadline.training.checkpoint import find_checkpoint
 from leadline.training.config import FREE, option
@@ -27,6 +27,7 @@ def claim(out: Path, run: Run) -> None:
         UsageError: another run, or something else, is there; what differs is named.
         LeadlineError: the folder can't be written.
     """
+    check_folder(out, "--out")
     try:
         out.mkdir(parents=True, exist_ok=True)
         if (out / RUN_FILE).exists():
@@ -42,6 +43,8 @@ def claim(out: Path, run: Run) -> None:
 def _same(out: Path, run: Run) -> None:
     old = read_run_file(out)
     kept, wanted = old.get("config", {}), to_dict(run.config)
+    if not isinstance(kept, dict) or not isinstance(kept.get("shape", {}), dict):
+        raise LeadlineError(f"{out / RUN_FILE} is damaged: config should be an object; name another folder")
     kept, wanted = _flat(kept), _flat(wanted)
     for name in {**wanted, **kept}:
         if name not in FREE and kept.get(name) != wanted.get(name):
@@ -49,7 +52,8 @@ def _same(out: Path, run: Run) -> None:
                 f"--out {out} holds a run with {option(name)} {_said(kept.get(name))}, not {_said(wanted.get(name))}; "
                 "continue it with its own options, or name another folder"
             )
-    if old.get("data", {}).get("hash") != run.data.hash:
+    data = old.get("data")
+    if not isinstance(data, dict) or data.get("hash") != run.data.hash:
         raise UsageError(f"--out {out} holds a run on other data; --data {run.config.data} has changed since")
 
 

@@ -26,7 +26,7 @@ def _growth(designs: Sequence[DesignValues]) -> Picture | None:
             [(i + 1.0, v / base if v is not None and base else None) for i, v in enumerate(values)][1:] if base else []
         )
 
-    summed = ", for hyper-connections the sum of their streams" if any(d.depth.mixing for d in designs) else ""
+    summed = ", for hyper-connections the mean of their streams" if any(d.depth.mixing for d in designs) else ""
     return _depth_picture(
         designs,
         relative,

@@ -88,7 +88,7 @@ def bounded_tanh(
     if with_mean:
         wide_x = x.to(wide(x.dtype))
         moment = wide_x.square().mean(-1, keepdim=True)
-        slope = slope_with_mean(wide_x, moment, lam, kappa, eps)
+        slope = slope_with_mean(wide_x, lam, kappa, eps)
         return _ScaledTanh.apply(x, gain, slope), moment
     return _BoundedTanh.apply(x, gain, lam, kappa, eps)
 

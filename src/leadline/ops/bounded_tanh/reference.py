@@ -18,10 +18,14 @@ def as_wide(value: Tensor | float, like: Tensor) -> Tensor:
     return torch.full((), value, dtype=wide(like.dtype), device=like.device)
 
 
-def slope_with_mean(x: Tensor, moment: Tensor, lam: Tensor, kappa: float, eps: float) -> Tensor:
-    """`λ / (κ s_x + abs(mean x))` with `s_x = sqrt(var x + eps)`: BHyT*'s exact form. Shape (..., 1)."""
+def slope_with_mean(x: Tensor, lam: Tensor, kappa: float, eps: float) -> Tensor:
+    """`λ / (κ s_x + abs(mean x))` with `s_x = sqrt(var x + eps)`: BHyT*'s exact form. Shape (..., 1).
+
+    The variance is of the centred values: `mean x² - (mean x)²` rounds below zero where all values are alike.
+    """
     mean = x.mean(-1, keepdim=True)
-    return lam / (kappa * torch.sqrt(moment - mean.square() + eps) + mean.abs())
+    variance = (x - mean).square().mean(-1, keepdim=True)
+    return lam / (kappa * torch.sqrt(variance + eps) + mean.abs())
 
 
 def second_slope(moment: Tensor, lam: Tensor, lam_first: Tensor, kappa: float, c: Tensor, eps: float) -> Tensor:
@@ -37,7 +41,7 @@ def bounded_tanh(
     wide_x = x.to(wide(x.dtype))
     lam = as_wide(lam, x)
     moment = wide_x.square().mean(-1, keepdim=True)
-    slope = slope_with_mean(wide_x, moment, lam, kappa, eps) if with_mean else lam / kappa * torch.rsqrt(moment + eps)
+    slope = slope_with_mean(wide_x, lam, kappa, eps) if with_mean else lam / kappa * torch.rsqrt(moment + eps)
     y = gain.to(wide_x.dtype) * torch.tanh(slope * wide_x)
     return y.to(x.dtype), moment
 

@@ -1,0 +1,176 @@
+"""Dispatch, exit codes, one line on standard error, and a quick start."""
+
+from __future__ import annotations
+
+import errno
+import statistics
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+
+from leadline import __version__
+from leadline.cli import main as entry
+from leadline.cli.main import VERBS, main
+from leadline.errors import LeadlineError, UsageError
+
+QUICK = 0.7
+HEAVY = ("torch", "numpy", "matplotlib", "safetensors", "tokenizers", "jinja2")
+MAIN = [sys.executable, "-m", "leadline.cli.main"]
+HELP = [("--help",), *((verb, "--help") for verb in VERBS), ("data", "prepare", "--help")]
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*MAIN, *arguments], capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`failing(error)` makes the verb `env` raise it."""
+
+    def make(error: BaseException) -> None:
+        def run(arguments: Any) -> int:
+            raise error
+
+        import leadline.cli.env
+
+        monkeypatch.setattr(leadline.cli.env, "run", run)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UsageError("--lr 0 is out of range"), 2, "leadline: error: --lr 0 is out of range\n"),
+        (LeadlineError("the disk is full"), 1, "leadline: error: the disk is full\n"),
+        (KeyboardInterrupt(), 130, "leadline: interrupted\n"),
+        (OSError(errno.EACCES, "Permission denied", "/root/x"), 1, "leadline: error: /root/x: Permission denied\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "leadline: error: No space left on device\n"),
+    ],
+)
+def test_errors_are_one_line_and_a_code(
+    failing: Any, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, said: str
+) -> None:
+    failing(error)
+    assert main(["env"]) == code
+    assert capsys.readouterr() == ("", said)
+
+
+def test_a_traceback_when_asked(failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEADLINE_DEBUG", "1")
+    failing(LeadlineError("the disk is full"))
+    with pytest.raises(LeadlineError, match="the disk is full"):
+        main(["env"])
+
+
+def test_a_bug_is_not_hidden(failing: Any) -> None:
+    failing(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        main(["env"])
+
+
+def test_no_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert capsys.readouterr() == ("", entry.overview() + "\n")
+
+
+@pytest.mark.parametrize(("verb", "nearest"), [("trian", "train"), ("compares", "compare"), ("design", "designs")])
+def test_an_unknown_verb(capsys: pytest.CaptureFixture[str], verb: str, nearest: str) -> None:
+    assert main([verb]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"leadline: error: unknown verb '{verb}'; known: compare, train,")
+    assert f"Did you mean {nearest}" in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--help", "-h", "help"):
+        assert main([flag]) == 0
+        out = capsys.readouterr().out
+        assert all(f"  {verb} " in out for verb in VERBS)
+        assert "Example: leadline compare" in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--version", "-V"):
+        assert main([flag]) == 0
+        assert capsys.readouterr().out == f"leadline {__version__}\n"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_helps_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"usage: leadline {verb}" in out
+    assert f"Example: leadline {verb}" in out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_refuses_what_it_does_not_know(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--no-such-option", "1"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "no-such-option" in said.err or "Missing argument" in said.err
+    assert f"leadline {verb} --help" in said.err
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("words", HELP, ids=" ".join)
+def test_help_is_quick(words: tuple[str, ...]) -> None:
+    """The median of three, because the machine may be busy with other tests."""
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        assert command(*words).returncode == 0
+        seconds.append(time.perf_counter() - begin)
+        if seconds[-1] < QUICK:
+            return
+    assert statistics.median(seconds) < QUICK
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = f"""
+import sys
+from leadline.cli.main import main
+for words in {HELP!r}:
+    main(list(words))
+print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == "[]\n"
+
+
+def test_a_reader_that_left() -> None:
+    process = subprocess.Popen([*MAIN, "designs"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.wait(timeout=60)
+    process.stderr.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_output_onto_a_full_disk() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*MAIN, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_code_of_a_verb_is_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(entry.VERBS, "wink", "for this test")
+    module = types.ModuleType("leadline.cli.wink")
+    monkeypatch.setitem(sys.modules, "leadline.cli.wink", module)
+    module.Arguments = types.SimpleNamespace  # type: ignore[attr-defined]
+    module.run = lambda parsed: 1  # type: ignore[attr-defined]
+    monkeypatch.setattr(tyro, "cli", lambda *args, **kwargs: None)
+    assert main(["wink"]) == 1
