@@ -184,11 +184,13 @@ DESIGNS = {
     "infinity": Bad('designs "dyt(alpha=inf)"', ("'inf' should be a finite number",)),
     "an unknown preset": Bad("designs --preset huge", ("preset 'huge' is not known", "tiny, S, M, L")),
     "no vocabulary": Bad("designs prenorm --vocab-size 0", ("vocab_size=0", "at least 1")),
+    "a vocabulary too large": Bad("designs prenorm --vocab-size 99999999999999999999", ("--vocab-size", "too large")),
     "a vocabulary in words": Bad("designs prenorm --vocab-size ten", ("--vocab-size", "'ten'")),
 }
 
 PREPARE = {
     "no input": Bad("data prepare --out out", ("no input",)),
+    "an empty name": Bad('data prepare "" --out out', ("an input is empty",)),
     "an input that is not there": Bad("data prepare books.txt --out out", ("books.txt does not exist",)),
     "a glob without a match": Bad('data prepare "b*.txt" --out out', ("no file matches b*.txt",)),
     "an unknown extension": Bad("data prepare a.docx --out out", ("'.docx'", ".jsonl.gz"), setup=write("a.docx", "x")),
@@ -223,6 +225,14 @@ PREPARE = {
         "data prepare {text} --out out --heldout-last 99", ("--heldout-last 99", "nothing to train on"), 1
     ),
     "a malformed count": Bad("data prepare {text} --out out --limit-tokens few", ("--limit-tokens 'few'", *COUNT)),
+    "held out too many": Bad(
+        f"data prepare {{text}} --out out --heldout-last {10**30}",
+        ("--heldout-last", "too large"),
+    ),
+    "a seed of 80 bits": Bad(f"data prepare {{text}} --out out --seed {2**80}", ("--seed", "64 bits")),
+    "a separator token for bytes": Bad(
+        "data prepare {text} --out out --separator-token x", ("--separator-token", "tokenizer.json", "bytes")
+    ),
     "no separator": Bad('data prepare {text} --out out --separator ""', ("--separator is empty",)),
     "an unknown dtype": Bad("data prepare {text} --out out --dtype int4", ("'int4'", "uint16", BOX)),
     "a dtype too small": Bad(
@@ -230,6 +240,7 @@ PREPARE = {
     ),
     "BPE too small": Bad("data prepare {text} --out out --tokenizer bpe:10", ("bpe:10 is too small", "bpe:257")),
     "BPE too large": Bad("data prepare {text} --out out --tokenizer bpe:99999", ("gives only", "--tokenizer bpe:"), 1),
+    "BPE far too large": Bad(f"data prepare {{text}} --out out --tokenizer bpe:{10**30}", ("--tokenizer", "too large")),
     "BPE in words": Bad("data prepare {text} --out out --tokenizer bpe:many", ("--tokenizer bpe:many", "bpe:2048")),
     "no tokenizer": Bad("data prepare {text} --out out --tokenizer words", ("no tokenizer at words", "bpe:2048")),
     "something else as tokenizer": Bad(
@@ -281,6 +292,8 @@ def _resume(*says: str, code: int = 1, setup: Setup, options: str = SAME) -> Bad
 TRAIN = {
     "no steps": _train("--steps 0", "--steps '0'", "1 or more"),
     "a malformed count": _train("--steps many", "--steps 'many'", *COUNT),
+    "steps too many": _train("--steps 9e99", "--steps '9e99'", "1e+18 at most"),
+    "a batch too large": _train("--batch-size 10000000000000", "--batch-size", "too large"),
     "half a token": Bad("train prenorm --data {data} --tokens 1.5 --out out", ("--tokens '1.5'", "whole number")),
     "two lengths": _train("--tokens 64", "--tokens and --steps", "give one"),
     "a rate below zero": _train("--lr -1", "--lr -1", "more than 0"),
@@ -338,6 +351,8 @@ GENERATE = {
     "no model": Bad("generate nowhere", ("nowhere is no folder", "MODEL")),
     "something else": Bad("generate {text}", ("no run's folder", "run.json")),
     "no tokens": _generate("--tokens 0", "--tokens '0'", "1 or more"),
+    "tokens too many": _generate("--tokens 9e30", "--tokens", "1e+18 at most"),
+    "more tokens than fit": _generate("--tokens 9e15", "max_new_tokens", "too many"),
     "a temperature below zero": _generate("--temperature -1", "temperature=-1", "such as 0.8"),
     "no choice": _generate("--top-k 0", "top_k=0", "such as 50"),
     "a probability out of range": _generate("--top-p 1.5", "top_p=1.5", "such as 0.9"),
@@ -391,6 +406,7 @@ COMPARE = {
     "no evaluations": _compare("--evaluations 0", "--evaluations 0", "1 or more"),
     "nothing to measure": _compare("--measure-tokens 0", "--measure-tokens '0'", "1 or more"),
     "an odd width": _compare("--dim 71", "--dim 71", "even"),
+    "a width too large": _compare("--dim 2000000000000", "--dim 2000000000000", "to 1048576"),
     "an unknown device": _compare("--device abacus", "--device abacus", "cpu"),
     "a context longer than the text": _compare("--context 99999", "too short for one sequence", "--context"),
     "out is a file": _compare("--out {text}/0.txt", "--out", "is a file; name a folder"),

@@ -134,7 +134,8 @@ def test_other_data_for_a_run(leadline: Callable[[str], tuple[int, str]], place:
     before = tree()
     code, said = leadline(f"train prenorm --data other {table.SAME} --out {{run}}")
     assert code == 2
-    assert "other data" in said and "--data other" in said
+    assert "other data" in said
+    assert "--data other" in said
     assert tree() == before
 
 
@@ -223,8 +224,11 @@ def test_standard_output_is_full() -> None:
     assert (done.returncode, done.stderr) == (1, "leadline: error: No space left on device\n")
 
 
-def test_too_little_memory(leadline: Callable[[str], tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leadline.training.train", raising(MemoryError()))
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_too_little_memory(
+    leadline: Callable[[str], tuple[int, str]], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr("leadline.training.train", raising(error))
     code, said = leadline(f"train prenorm --data {{data}} {table.TINY} --out out")
     assert (code, said) == (
         1,

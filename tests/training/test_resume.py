@@ -77,6 +77,12 @@ def test_bhyts_constants_do_not_depend_on_when_it_was_saved(config: Any, tmp_pat
         assert torch.equal(one, two)
 
 
+def test_saving_changes_nothing(config: Any, tmp_path: Path, lines: Lines) -> None:
+    train(config("bhyt", steps=120), tmp_path / "once")
+    train(config("bhyt", steps=120, checkpoint_every=3), tmp_path / "often")
+    assert_same_run(tmp_path / "once", tmp_path / "often", lines)
+
+
 def test_a_killed_run_repeats_no_lines(config: Any, tmp_path: Path, lines: Lines) -> None:
     """Killed after step 5, it has a checkpoint of step 4 and records beyond it, the last one cut short."""
 
@@ -118,7 +124,14 @@ def test_the_previous_checkpoint(config: Any, tmp_path: Path, lines: Lines) -> N
     train(chosen, tmp_path / "back")
     assert [path.name[-1] for path in checkpoints(tmp_path / "back")] == ["4", "6"]
     told: list[int] = []
-    train(chosen, tmp_path / "back", resume="previous", on_step=lambda record: told.append(record["step"]))
+
+    def on_step(record: dict[str, Any]) -> None:
+        # What came after is gone, so that a run that stops here goes on from here.
+        assert [path.name[-1] for path in checkpoints(tmp_path / "back")] == ["4"]
+        assert not (tmp_path / "back" / "summary.json").exists()
+        told.append(record["step"])
+
+    train(chosen, tmp_path / "back", resume="previous", on_step=on_step)
     assert told == [5, 6]
     assert_same_run(tmp_path / "whole", tmp_path / "back", lines)
 

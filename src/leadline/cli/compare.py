@@ -124,7 +124,7 @@ def wish(arguments: Arguments) -> Wish:
     Raises:
         UsageError: something that is no count, named with its option.
     """
-    from leadline.cli.counts import parse_count
+    from leadline.cli.counts import MOST_FLOPS, parse_count
     from leadline.compare.planning import DEMO, Wish
 
     def count(text: str | None, option: str) -> int | None:
@@ -138,7 +138,7 @@ def wish(arguments: Arguments) -> Wish:
         preset=arguments.preset,
         tokens=count(arguments.tokens, "--tokens"),
         steps=count(arguments.steps, "--steps"),
-        flops=count(arguments.flops, "--flops"),
+        flops=None if arguments.flops is None else parse_count(arguments.flops, "--flops", most=MOST_FLOPS),
         seeds=arguments.seeds,
         rates=arguments.lr,
         sweep=arguments.sweep_lr,

@@ -7,12 +7,14 @@ from decimal import Decimal
 
 from leadline.errors import UsageError
 
+MOST = 10**18
+MOST_FLOPS = 10**30
 _SUFFIXES = {"": 0, "k": 3, "m": 6, "b": 9, "g": 9, "t": 12}
 _PATTERN = re.compile(r"(\d[\d_]*(?:\.\d+)?|\.\d+)(?:e\+?(\d{1,2}))?([kmbgt]?)", re.IGNORECASE | re.ASCII)
 
 
-def parse_count(text: str, option: str = "count") -> int:
-    """A whole number of at least 1 from `500`, `20k`, `1.2M`, `1.5B` (or `G`), `2T` or `3e14`.
+def parse_count(text: str, option: str = "count", *, most: int = MOST) -> int:
+    """A whole number from 1 to `most` from `500`, `20k`, `1.2M`, `1.5B` (or `G`), `2T` or `3e14`.
 
     Raises:
         UsageError: `text` is none of these, names `option`.
@@ -29,6 +31,8 @@ def parse_count(text: str, option: str = "count") -> int:
         raise UsageError(f"{option} {text!r} is not a whole number")
     if value < 1:
         raise UsageError(f"{option} {text!r} is too small; it can be 1 or more")
+    if value > most:
+        raise UsageError(f"{option} {text!r} is too large; it can be {most:.0e} at most")
     return int(value)
 
 

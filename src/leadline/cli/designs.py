@@ -12,6 +12,9 @@ import tyro
 if TYPE_CHECKING:
     from leadline.designs import Design, Part, Preset
 
+MOST_TOKENS = 1 << 32
+"""As many as a data set can tell apart."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
@@ -38,6 +41,7 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     """Prints, and writes JSON where asked. Returns 0."""
     from leadline.designs import PARTS, preset_named, resolve
+    from leadline.errors import UsageError
     from leadline.files import write_json
 
     preset = preset_named(arguments.preset)
@@ -47,6 +51,8 @@ def run(arguments: Arguments) -> int:
         result: Any = [describe_part(part) for part in parts]
     else:
         vocab_size = preset.vocab_size if arguments.vocab_size is None else arguments.vocab_size
+        if vocab_size > MOST_TOKENS:
+            raise UsageError(f"--vocab-size {vocab_size} is too large; 1 to {MOST_TOKENS} work")
         result = describe_design(resolve(arguments.design), preset, vocab_size)
         _print_design(result)
     if arguments.json is not None:

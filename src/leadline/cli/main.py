@@ -24,6 +24,8 @@ VERBS = {
     "env": "what is installed here, for bug reports",
 }
 INTERRUPTED = 130
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+"""How PyTorch says so."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("leadline: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+            raise
         return _fail(LeadlineError("there is too little memory for this; a smaller model or batch needs less"), 1)
     except OSError as error:
         return _fail(error, 1)

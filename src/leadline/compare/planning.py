@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DEMO = ("prenorm", "attnres", "attnres-block", "mgr-independent", "mgr-competitive", "mhc-lite", "bhyt", "lns")
 BASELINE = "prenorm"
+WIDEST = 1 << 20
 SWEEP_FACTORS = (0.5, 1.0, 2.0)
 
 
@@ -123,8 +124,8 @@ def shape_of(preset: Preset, wish: Wish) -> ShapeConfig:
     if wish.context is not None:
         changes["context"] = wish.context
     if wish.dim is not None and wish.dim != preset.dim:
-        if wish.dim < 2 or wish.dim % 2:
-            raise UsageError(f"--dim {wish.dim} must be an even number of at least 2")
+        if not 2 <= wish.dim <= WIDEST or wish.dim % 2:
+            raise UsageError(f"--dim {wish.dim} must be an even number from 2 to {WIDEST}")
         fits = wish.dim % preset.head_dim == 0
         heads = wish.dim // preset.head_dim if fits else 1
         same_group = heads % (preset.heads // preset.kv_heads) == 0

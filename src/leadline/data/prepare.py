@@ -22,6 +22,8 @@ from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_folder, sync_folder, write_json
 
 HELDOUT = 0.02
+MOST = 10**18
+LARGEST_BPE = 1 << 24
 Existing = Literal["refuse", "replace", "keep"]
 
 
@@ -123,6 +125,8 @@ def prepare_corpus(
     """
     out = Path(out).resolve()
     check_options(heldout, heldout_last, limit_tokens, shard_tokens)
+    if not -(2**63) <= seed < 2**63:
+        raise UsageError(f"--seed {seed} is out of range; it can be a number of 64 bits, such as 0")
     check_out(out, existing)
     chosen = choose_tokenizer(tokenizer, corpus, separator_token)
     kind = choose_dtype(chosen.vocab_size, dtype)
@@ -156,12 +160,16 @@ def choose_tokenizer(tokenizer: str | Tokenizer, corpus: Corpus, separator_token
     """`bytes`, `bpe:SIZE` (trained on the corpus) or the path of a `tokenizer.json`."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
+    if separator_token is not None and (tokenizer == "bytes" or tokenizer.startswith("bpe:")):
+        raise UsageError(f"--separator-token goes with a tokenizer.json; {tokenizer} has a separator of its own")
     if tokenizer == "bytes":
         return ByteTokenizer()
     if tokenizer.startswith("bpe:"):
         size = tokenizer.removeprefix("bpe:")
         if not size.isdecimal():
             raise UsageError(f"--tokenizer {tokenizer} is wrong; write the vocabulary's size, for example bpe:2048")
+        if int(size) > LARGEST_BPE:
+            raise UsageError(f"--tokenizer {tokenizer} is too large; bpe:{LARGEST_BPE} is the most")
         return train_bpe(corpus, int(size))
     return load_tokenizer(tokenizer, separator=separator_token)
 
@@ -238,3 +246,5 @@ def check_options(
     ):
         if value is not None and value < 1:
             raise UsageError(f"{option} {value} is too small; it can be 1 or more")
+        if value is not None and value > MOST:
+            raise UsageError(f"{option} {value} is too large; it can be {MOST:.0e} at most")

@@ -116,6 +116,8 @@ def expand(inputs: Sequence[str | Path]) -> tuple[list[Path], int]:
     found: dict[Path, None] = {}
     passed_by = 0
     for item in inputs:
+        if not str(item).strip():
+            raise UsageError("an input is empty; name a file, a folder or a glob, such as . for this folder")
         path = Path(item)
         if path.is_dir():
             names = [Path(folder) / name for folder, _, files in sorted(os.walk(path)) for name in sorted(files)]

@@ -16,6 +16,8 @@ from leadline.errors import LeadlineError, UsageError
 from leadline.models.cache import KVCache
 from leadline.models.decoder import Decoder
 
+LONGEST = 1 << 31
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -103,6 +105,8 @@ def stream_tokens(
         raise UsageError(f"max_new_tokens={max_new_tokens} must be 0 or more")
     if stop_token is not None and not 0 <= stop_token < model.config.vocab_size:
         raise UsageError(f"stop_token={stop_token} is no token; this model has 0 to {model.config.vocab_size - 1}")
+    if tokens.shape[1] + max_new_tokens > LONGEST:
+        raise UsageError(f"max_new_tokens={max_new_tokens} is too many; prompt and text can be {LONGEST} at most")
     if not -(2**63) <= seed < 2**64:
         raise UsageError(f"seed={seed} is out of range; it can be a number of 64 bits, such as 0")
     kept = KVCache(tokens.shape[1] + max_new_tokens) if cache else None

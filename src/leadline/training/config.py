@@ -8,6 +8,8 @@ from typing import Literal
 
 from leadline.errors import UsageError
 
+MOST = 10**18
+LARGEST = 1 << 24
 FREE = ("data", "checkpoint_every", "keep", "device", "tensorboard")
 """Options that may change when a run is continued; of the data, its hash may not."""
 FLAGS = {"learning_rate": "lr"}
@@ -82,6 +84,12 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{option(name)} {value} is too small; 1 or more work")
+            if value is not None and value > MOST:
+                raise UsageError(f"{option(name)} {value} is too large; {MOST:.0e} is the most")
+        for name in ("batch_size", "context"):
+            value = getattr(self, name)
+            if value is not None and value > LARGEST:
+                raise UsageError(f"{option(name)} {value} is too large; {LARGEST} is the most")
         if self.record_every < 0:
             raise UsageError(f"--record-every {self.record_every} is too small; 0 records nothing, 1 or more work")
         for name in ("warmup", "decay", "final_fraction"):

@@ -31,11 +31,7 @@ class GradientShare:
         self.parameters: list[nn.Parameter] = []
         places: list[int] = []
         blocks = 0
-        seen: set[int] = set()
-        for name, parameter in model.named_parameters():
-            if id(parameter) in seen:
-                continue
-            seen.add(id(parameter))
+        for name, parameter in model.named_parameters():  # each once, under its first name
             found = _PLACE.match(name)
             self.parameters.append(parameter)
             places.append(-1 if found is None else 2 * int(found[1]) + (found[2] == "mlp"))
