@@ -39,8 +39,7 @@ def test_a_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "parameters" in said.out
     assert "FLOPs a token" in said.out
     assert said.err.splitlines()[0].startswith("step 1/3  loss 5.")
-    assert said.err.splitlines()[-1].startswith("step 3/3  loss 4.")
-    assert "0 s left" in said.err.splitlines()[-1]
+    assert said.err.splitlines()[-1].startswith("step 3/3  0 s left  loss 4.")
     assert json.loads((tmp_path / "said.json").read_text()) == json.loads(
         (tmp_path / "run" / "summary.json").read_text()
     )
@@ -124,9 +123,9 @@ def test_the_time_left() -> None:
     assert not pace.due(told(43), 5.0)
     now = 10.0
     assert pace.due(told(46), 5.0)
-    assert pace.line(told(46)).endswith("1 min 48 s left")
+    assert pace.line(told(46)).startswith("step 46/100  1 min 48 s left  loss")
     assert pace.due(told(100), 5.0)
-    assert pace.line(told(100)).endswith("0 s left")
+    assert pace.line(told(100)).startswith("step 100/100  0 s left")
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.4, "0 s"), (59.4, "59 s"), (250, "4 min 10 s"), (7260, "2 h 1 min")])

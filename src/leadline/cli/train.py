@@ -232,18 +232,18 @@ class Pace:
         return True
 
     def line(self, told: dict[str, Any]) -> str:
-        """The step in words. The time left follows the steps after this command's first, which is slow."""
-        words = [
-            f"step {told['step']}/{told['steps']}",
+        """The step in words. The time left is judged by the steps after this command's first, which is slow."""
+        words = [f"step {told['step']}/{told['steps']}"]
+        begin, step = self.first or (0.0, 0)
+        if told["step"] > step:
+            each = (self.clock() - begin) / (told["step"] - step)
+            words.append(f"{duration(each * (told['steps'] - told['step']))} left")
+        words += [
             f"loss {told['loss']:.4f}",
             f"lr {told['lr']:.2e}",
             f"norm {told['grad_norm']:.2f}",
             f"{told['tokens_per_second']:,.0f} tokens/s",
         ]
-        begin, step = self.first or (0.0, 0)
-        if told["step"] > step:
-            each = (self.clock() - begin) / (told["step"] - step)
-            words.append(f"{duration(each * (told['steps'] - told['step']))} left")
         return "  ".join(words)
 
 
