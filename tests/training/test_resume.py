@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ import pytest
 import torch
 
 from leadline.models import Decoder
-from leadline.training import train
+from leadline.training import RunConfig, load_model, train
 from leadline.training.checkpoint import checkpoints, find_checkpoint
+from leadline.training.evaluation import Evaluation
 
 Lines = Callable[[Path], list[dict[str, Any]]]
 DESIGNS = ("prenorm", "attnres-block", "mgr", "mhc-lite", "bhyt", "layerscale")
@@ -113,6 +116,24 @@ def test_stopped_before_the_summary(config: Any, tmp_path: Path, lines: Lines) -
     assert_same_run(tmp_path / "whole", tmp_path / "late", lines)
 
 
+def test_stopped_in_the_last_evaluation(
+    config: Any, tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last steps are saved before it begins."""
+
+    def impatient(*args: Any, **fields: Any) -> Evaluation:
+        raise KeyboardInterrupt
+
+    chosen = config("bhyt", evaluate_every=6)
+    train(chosen, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("leadline.training.loop.evaluate", impatient)
+        with pytest.raises(KeyboardInterrupt):
+            train(chosen, tmp_path / "late")
+    train(chosen, tmp_path / "late", on_step=lambda told: pytest.fail("it trained again"))
+    assert_same_run(tmp_path / "whole", tmp_path / "late", lines)
+
+
 def test_a_finished_run_stays(config: Any, tmp_path: Path) -> None:
     summary = train(config(), tmp_path)
     assert train(config(), tmp_path, on_step=lambda told: pytest.fail("it trained again")) == summary
@@ -154,14 +175,19 @@ def test_ctrl_c_twice_stops_at_once(config: Any, tmp_path: Path, lines: Lines) -
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_exits_130(config: Any, data: Path, tmp_path: Path, number: signal.Signals) -> None:
-    out = tmp_path / "run"
+def begin(data: Path, out: Path, *more: str) -> tuple[subprocess.Popen[str], str]:
+    """`leadline train` for 100,000 steps, and the line that it prints after the first."""
     command = [sys.executable, "-m", "leadline.cli.main", "train", "prenorm", "--data", str(data), "--out", str(out)]
-    command += ["--blocks", "2", "--context", "16", "--steps", "100k", "--evaluate-every", "100000"]
+    command += ["--blocks", "2", "--context", "16", "--steps", "100k", "--evaluate-every", "100000", *more]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    first = process.stderr.readline()
+    return process, process.stderr.readline()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_exits_130(data: Path, tmp_path: Path, number: signal.Signals) -> None:
+    out = tmp_path / "run"
+    process, first = begin(data, out)
     process.send_signal(number)
     _, rest = process.communicate(timeout=60)
     assert process.returncode == 130, first + rest
@@ -172,3 +198,27 @@ def test_a_signal_saves_and_exits_130(config: Any, data: Path, tmp_path: Path, n
     assert not list(out.glob("**/*.partial"))
     steps = (out / "steps.jsonl").read_text().splitlines()
     assert len(steps) == int(saved.name.removeprefix("step-"))
+
+
+def test_killed_at_any_moment_it_goes_on(data: Path, tmp_path: Path, lines: Lines) -> None:
+    """`kill -9`, mostly while a checkpoint is being written: each step writes one."""
+    out = tmp_path / "run"
+    process, first = begin(data, out, "--checkpoint-every", "1")
+    time.sleep(random.random())
+    process.kill()
+    process.communicate(timeout=60)
+    assert first.startswith("step 1/100000")
+    last = int(checkpoints(out)[-1].name.removeprefix("step-")) if checkpoints(out) else 0
+    chosen = RunConfig(
+        design="prenorm",
+        data=str(data),
+        shape={"blocks": 2},
+        context=16,
+        tokens=100_000 * 8 * 16,
+        evaluate_every=100_000,
+        checkpoint_every=1,
+    )
+    stopped(chosen, out, last + 1)
+    assert not list(out.glob("**/*.partial"))
+    assert [record["step"] for record in lines(out / "steps.jsonl")] == list(range(1, last + 2))
+    load_model(out)

