@@ -50,7 +50,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
         (UsageError("--lr 0 is out of range"), 2, "leadline: error: --lr 0 is out of range\n"),
         (LeadlineError("the disk is full"), 1, "leadline: error: the disk is full\n"),
         (KeyboardInterrupt(), 130, "leadline: interrupted\n"),
-        (OSError(errno.EACCES, "Permission denied", "/root/x"), 1, "leadline: error: /root/x: Permission denied\n"),
+        (OSError(errno.EACCES, "Permission denied", "runs/x"), 1, "leadline: error: runs/x: Permission denied\n"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "leadline: error: No space left on device\n"),
     ],
 )

@@ -113,6 +113,7 @@ def open_model(path: Path, device: str) -> tuple[Decoder, Tokenizer]:
     from leadline.data.tokenizers import load_tokenizer
     from leadline.errors import UsageError
     from leadline.models import Decoder
+    from leadline.training.resolve import usable_device
 
     place = usable_device(device)
     if not path.is_dir():
@@ -130,24 +131,6 @@ def open_model(path: Path, device: str) -> tuple[Decoder, Tokenizer]:
             f"the tokenizer.json in {path} is not this model's"
         )
     return model.to(place).eval(), tokenizer
-
-
-def usable_device(name: str) -> str:
-    """`name`, if a tensor can be made there.
-
-    Raises:
-        UsageError: it can't, and which can.
-    """
-    import torch
-
-    from leadline.errors import UsageError
-
-    try:
-        torch.empty(1, device=name).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        here = ["cpu"] + [kind for kind in ("cuda", "mps") if getattr(torch, kind).is_available()]
-        raise UsageError(f"--device {name} doesn't work here; {', '.join(here)} can be used") from error
-    return name
 
 
 def stream_text(tokenizer: Tokenizer, prompt: list[int], tokens: Iterable[int]) -> Iterator[str]:

@@ -118,13 +118,12 @@ def usable_device(name: str) -> torch.device:
         UsageError: nothing can be made there.
     """
     try:
-        device = torch.empty(0, device=name).device
-        if device.type == "meta":
-            raise RuntimeError("tensors there hold nothing")
-        return device
+        # Reading a number back also finds the devices that hold none, such as meta.
+        torch.empty(1, device=name).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        works = "cpu and cuda" if torch.cuda.is_available() else "cpu"
-        raise UsageError(f"--device {name} can't be used here; {works} can") from error
+        here = ["cpu"] + [kind for kind in ("cuda", "mps") if getattr(torch, kind).is_available()]
+        raise UsageError(f"--device {name} can't be used here; {', '.join(here)} can") from error
+    return torch.device(name)
 
 
 def _shape(preset: Preset, config: RunConfig) -> ShapeConfig:
