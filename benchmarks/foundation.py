@@ -44,7 +44,7 @@ def main() -> int:
         work = Path(folder)
         rows = [
             *training(work, options.rounds),
-            tokenising(work, options.rounds),
+            *tokenising(work, options.rounds),
             *memory(work, options.large_mb),
             *start_up(options.rounds),
         ]
@@ -142,22 +142,32 @@ def make_text(path: Path, megabytes: int) -> None:
             written += len(text)
 
 
-def tokenising(work: Path, rounds: int) -> dict[str, Any]:
-    """`data prepare` with bytes against copying the file, in MB/s."""
+def tokenising(work: Path, rounds: int) -> list[dict[str, Any]]:
+    """`data prepare` with bytes against copying the file: a copy that stays in memory, and one that is on the disk.
+
+    `prepare` puts its shards on the disk before it says that it is done, so the second is the like-for-like one.
+    """
     source = work / "text.txt"
     make_text(source, 200)
-    ratios = []
+    plain, synced = [], []
     for _ in range(rounds):
         begin = time.perf_counter()
         shutil.copyfile(source, work / "copy.txt")
+        in_memory = time.perf_counter() - begin
         with open(work / "copy.txt", "rb") as file:
             os.fsync(file.fileno())
-        copied = time.perf_counter() - begin
+        on_disk = time.perf_counter() - begin
         begin = time.perf_counter()
         prepare(source, work / "prepared")
-        ratios.append(copied / (time.perf_counter() - begin))
+        seconds = time.perf_counter() - begin
+        plain.append(in_memory / seconds)
+        synced.append(on_disk / seconds)
         shutil.rmtree(work / "prepared")
-    return row("byte tokenising, speed over that of copying", ratios, "at least 0.33", lambda value: value >= 0.33)
+    target = "at least 0.33"
+    return [
+        row("byte tokenising, speed over that of a copy", plain, target, lambda value: value >= 0.33),
+        row("byte tokenising, speed over that of a synced copy", synced, target, lambda value: value >= 0.33),
+    ]
 
 
 def prepare(source: Path, out: Path) -> None:

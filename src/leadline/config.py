@@ -26,7 +26,7 @@ def kind(name: str) -> Callable[[type[T]], type[T]]:
         if name in _KINDS:
             raise RuntimeError(f"two configuration classes are called {name!r}")
         _KINDS[name] = cls
-        cls.kind = name  # type: ignore[attr-defined]
+        type.__setattr__(cls, "kind", name)
         return cls
 
     return register

@@ -170,7 +170,7 @@ def test_the_code_of_a_verb_is_the_exit_code(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(entry.VERBS, "wink", "for this test")
     module = types.ModuleType("leadline.cli.wink")
     monkeypatch.setitem(sys.modules, "leadline.cli.wink", module)
-    module.Arguments = types.SimpleNamespace  # type: ignore[attr-defined]
-    module.run = lambda parsed: 1  # type: ignore[attr-defined]
+    module.Arguments = types.SimpleNamespace
+    module.run = lambda parsed: 1
     monkeypatch.setattr(tyro, "cli", lambda *args, **kwargs: None)
     assert main(["wink"]) == 1

@@ -38,7 +38,7 @@ def test_plain_addition(x: Tensor) -> None:
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 @pytest.mark.parametrize("alpha", [1.0, 2.5, "deepnorm"])
 def test_post_norm(x: Tensor, norm: str, alpha: float | str) -> None:
-    depth = Additive(post_norm=norm, alpha=alpha, eps=1e-3).build(8, 6, dtype=torch.float64)  # type: ignore[arg-type]
+    depth = Additive(post_norm=norm, alpha=alpha, eps=1e-3).build(8, 6, dtype=torch.float64)
     with torch.no_grad():
         for p in depth.parameters():
             p.uniform_(0.5, 1.5)
@@ -107,4 +107,4 @@ def test_post_norm_of_a_bfloat16_stream_has_float32_statistics() -> None:
 )
 def test_wrong_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Additive(**options)  # type: ignore[arg-type]
+        Additive(**options)

@@ -448,7 +448,7 @@ def test_wrong_options_are_errors() -> None:
         ({"eps": -1.0}, "eps=-1.0 must not be negative"),
     ):
         with pytest.raises(UsageError, match=words):
-            AttentionResiduals(**options)  # type: ignore[arg-type]
+            AttentionResiduals(**options)
 
 
 def test_sites_out_of_place_are_errors() -> None:

@@ -161,7 +161,7 @@ def test_the_streams_are_never_promoted(connection: Connection) -> None:
 @pytest.mark.parametrize("connection", [HyperConnections, ManifoldHyperConnections])
 @pytest.mark.parametrize("streams", [1, 2, 3, 5, 6, 9])
 def test_any_number_of_streams(connection: type[Connection], streams: int) -> None:
-    depth = connection(streams=streams).build(6, 3)  # type: ignore[call-arg]
+    depth = connection(streams=streams).build(6, 3)
     x = torch.randn(2, 6, requires_grad=True)
     out, _ = fold(depth, x, torch.randn(3, 6, 6))
     out.sum().backward()

@@ -143,7 +143,7 @@ def test_wrong_options() -> None:
         ManifoldHyperConnections(streams=6, mixing="birkhoff")
     ManifoldHyperConnections(streams=6)
     with pytest.raises(UsageError, match="sinkhorn and birkhoff work"):
-        ManifoldHyperConnections(mixing="softmax")  # type: ignore[arg-type]
+        ManifoldHyperConnections(mixing="softmax")
     with pytest.raises(UsageError, match="sinkhorn_iterations=0"):
         ManifoldHyperConnections(sinkhorn_iterations=0)
     with pytest.raises(UsageError, match="streams=0"):

@@ -320,7 +320,7 @@ def test_the_readout_has_its_own_query_and_reads_the_last_output() -> None:
 
 def test_inversion_is_not_in_this_version() -> None:
     with pytest.raises(UsageError, match="memory='invert' is not available in this version"):
-        MultiGate(memory="invert")  # type: ignore[arg-type]
+        MultiGate(memory="invert")
     with pytest.raises(UsageError, match="store"):
         from_dict(Connection, {"kind": "multi-gate", "memory": "invert"})
 
@@ -333,7 +333,7 @@ def test_wrong_options_are_errors() -> None:
         ({"eps": -1.0}, "eps=-1.0 must not be negative"),
     ):
         with pytest.raises(UsageError, match=words):
-            MultiGate(**options)  # type: ignore[arg-type]
+            MultiGate(**options)
 
 
 def test_calls_out_of_order_are_errors() -> None:

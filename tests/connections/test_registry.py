@@ -380,7 +380,7 @@ def test_configuration_goes_through_json(name: str) -> None:
     with pytest.raises(UsageError, match="unknown key 'stream_count'"):
         from_dict(Connection, {**data, "stream_count": 2})
     with pytest.raises(dataclasses.FrozenInstanceError):
-        connection.state_dtype = "bfloat16"  # type: ignore[misc]
+        connection.state_dtype = "bfloat16"
 
 
 def test_wrong_names_and_sizes_are_errors() -> None:

@@ -128,7 +128,7 @@ def _stand_in(rows: Iterator[dict[str, str]] | Exception, calls: list[Any]) -> t
             raise rows
         return rows
 
-    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    module.load_dataset = load_dataset
     return module
 
 

@@ -270,7 +270,7 @@ def test_a_folder_below_a_file_cannot_be_made(stories: Path) -> None:
 
 def _peak(path: Path, out: Path, tokenizer: object) -> int:
     tracemalloc.start()
-    prepare(path, out, tokenizer, separator="\n\n")  # type: ignore[arg-type]
+    prepare(path, out, tokenizer, separator="\n\n")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak

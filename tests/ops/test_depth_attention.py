@@ -314,8 +314,8 @@ def test_wrong_arguments_are_errors() -> None:
     with pytest.raises(UsageError, match="2 sources and 1 roots"):
         depth_attention(sources, query, gain, EPS, roots=[source_root(sources[0], EPS)])
     with pytest.raises(UsageError, match="backend='triton' is not known; auto, reference and lean work"):
-        depth_attention(sources, query, gain, EPS, backend="triton")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="not known"), use_backend("fast"):  # type: ignore[arg-type]
+        depth_attention(sources, query, gain, EPS, backend="triton")
+    with pytest.raises(UsageError, match="not known"), use_backend("fast"):
         pass
 
 

@@ -347,11 +347,11 @@ def test_a_gate_of_zero_or_one_is_exact(kind: GateKind) -> None:
 def test_wrong_arguments_are_errors() -> None:
     streams, query = numbers(2, 3, 4), numbers(4)
     with pytest.raises(UsageError, match="gate='soft' is not known; competitive and independent work"):
-        multi_gate_step(streams, None, query, None, kind="soft", eps=EPS)  # type: ignore[arg-type]
+        multi_gate_step(streams, None, query, None, kind="soft", eps=EPS)
     with pytest.raises(UsageError, match="2 streams need a pool query"):
         multi_gate_step(streams, None, None, None, kind="competitive", eps=EPS)
     with pytest.raises(UsageError, match="not known"):
-        multi_gate_step(streams, None, query, None, kind="competitive", eps=EPS, backend="x")  # type: ignore[arg-type]
+        multi_gate_step(streams, None, query, None, kind="competitive", eps=EPS, backend="x")
 
 
 @both

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from leadline.errors import UsageError
 def require_tensorboard() -> None:
     """Raises UsageError where TensorBoard is not installed."""
     try:
-        import torch.utils.tensorboard  # noqa: F401
+        importlib.import_module("torch.utils.tensorboard")
     except ImportError as error:
         raise UsageError("--tensorboard needs the package tensorboard: pip install 'leadline[track]'") from error
 

@@ -137,7 +137,7 @@ def test_table_says_who_is_beyond_noise(page: str) -> None:
     assert "yes, worse" in found
     assert "± is the 95 % interval over 3 seeds" in found
     rows = re.findall(r'<tr>\n<th scope="row">.*?</tr>', page, flags=re.DOTALL)
-    assert [re.search(r"</svg>([\w-]+)</span>", row).group(1) for row in rows[:8]] == [  # type: ignore[union-attr]
+    assert [re.search(r"</svg>([\w-]+)</span>", row).group(1) for row in rows[:8]] == [
         "attnres-block",
         "attnres",
         "mgr-competitive",
