@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import os
 import random
 import shlex
@@ -15,16 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import bad_input as table
 import pytest
 
 from leadline.cli.main import main
-
-_spec = importlib.util.spec_from_file_location("leadline_bad_input", Path(__file__).with_name("bad_input.py"))
-assert _spec is not None
-assert _spec.loader is not None
-table = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = table
-_spec.loader.exec_module(table)
 
 INTERRUPTED = 130
 RUN = f"train prenorm --data {{data}} {table.SAME} --out run"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Collection
@@ -13,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stacks import DIM, check_golden, fold, golden_cases, inputs, moved
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -20,41 +20,10 @@ from leadline.connections import AttentionResiduals, Depth
 from leadline.errors import UsageError
 from leadline.ops import Backend, use_backend
 
-CASES = json.loads((Path(__file__).parents[1] / "golden" / "attention_residuals.json").read_text())
-DIM = 6
+CASES = golden_cases("attention_residuals")
 EPS = 1e-6
 
 both = pytest.mark.parametrize("backend", ["reference", "lean"])
-
-
-def fold(depth: Depth, x: Tensor, layers: Tensor, skip: Collection[int] = ()) -> tuple[Tensor, list[Tensor]]:
-    """The readout and every read, with F_l(h) = tanh(h @ layers[l])."""
-    state, reads = depth.open(x), []
-    for index, (site, layer) in enumerate(zip(depth.sites, layers, strict=True)):
-        if index in skip:
-            state = site.skip(state)
-            continue
-        h, state = site.read(state)
-        reads.append(h)
-        state = site.write(state, torch.tanh(h @ layer))
-    return depth.readout(state), reads
-
-
-def inputs(sublayers: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """An embedding and layers."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(2, 3, DIM, generator=generator, dtype=torch.float64)
-    return x, 0.6 * torch.randn(sublayers, DIM, DIM, generator=generator, dtype=torch.float64)
-
-
-def moved(connection: AttentionResiduals, sublayers: int, seed: int = 1) -> Depth:
-    """A float64 stack away from its start."""
-    depth = connection.build(DIM, sublayers, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in depth.parameters():
-            p += torch.randn(p.shape, generator=generator, dtype=torch.float64)
-    return depth
 
 
 def written_out(
@@ -102,31 +71,8 @@ def sources_seen(connection: AttentionResiduals, sublayers: int, skip: Collectio
 @both
 @pytest.mark.parametrize("case", CASES, ids=[c["name"] for c in CASES])
 def test_golden(case: dict[str, Any], backend: Backend) -> None:
-    def tensor(value: Any) -> Tensor:
-        return torch.tensor(value, dtype=torch.float64)
-
     config = case["config"]
-    depth = AttentionResiduals(block_size=config["block_size"], eps=config["eps"]).build(
-        config["dim"], config["sublayers"], dtype=torch.float64
-    )
-    values = {f"sites.{i}.{k}": tensor(v) for i, site in enumerate(case["params"]["sites"]) for k, v in site.items()}
-    values |= {f"readout.{k}": tensor(v) for k, v in case["params"]["readout"].items()}
-    depth.load_state_dict(values)
-    x = tensor(case["inputs"]["x"]).requires_grad_()
-    with use_backend(backend):
-        final, reads = fold(depth, x, tensor(case["inputs"]["layers"]))
-        (final * tensor(case["inputs"]["probe"])).sum().backward()
-
-    def close(found: Tensor | None, expected: Any) -> None:
-        assert found is not None
-        torch.testing.assert_close(found, tensor(expected), rtol=1e-9, atol=1e-9)
-
-    close(final, case["expected"]["final"])
-    close(torch.stack(reads), case["expected"]["reads"])
-    close(x.grad, case["grads"]["x"])
-    assert case["grads"]["params"].keys() == dict(depth.named_parameters()).keys()
-    for key, p in depth.named_parameters():
-        close(p.grad, case["grads"]["params"][key])
+    check_golden(case, AttentionResiduals(block_size=config["block_size"], eps=config["eps"]), backend)
 
 
 @both

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from stacks import check_golden, fold, golden_cases, inputs
 from torch import Tensor
 
-from leadline.connections import Connection, Depth, HyperConnections, ManifoldHyperConnections
+from leadline.connections import Connection, HyperConnections, ManifoldHyperConnections
 from leadline.errors import UsageError
-from leadline.ops import Backend, use_backend
+from leadline.ops import Backend
 
-CASES = json.loads((Path(__file__).parents[1] / "golden" / "hyper_connections.json").read_text())
+CASES = golden_cases("hyper_connections")
 FAMILY = (
     HyperConnections(streams=3),
     ManifoldHyperConnections(streams=3),
@@ -22,43 +21,11 @@ FAMILY = (
 )
 
 
-def fold(depth: Depth, x: Tensor, layers: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The readout and every read, with F_l(h) = tanh(h @ layers[l])."""
-    state, reads = depth.open(x), []
-    for site, layer in zip(depth.sites, layers, strict=True):
-        h, state = site.read(state)
-        reads.append(h)
-        state = site.write(state, torch.tanh(h @ layer))
-    return depth.readout(state), reads
-
-
 @pytest.mark.parametrize("backend", ["reference", "lean"])
 @pytest.mark.parametrize("case", CASES, ids=[c["name"] for c in CASES])
 def test_golden(case: dict[str, Any], backend: Backend) -> None:
-    def tensor(value: Any) -> Tensor:
-        return torch.tensor(value, dtype=torch.float64)
-
     config = case["config"]
-    depth = HyperConnections(streams=config["streams"], eps=config["eps"]).build(
-        config["dim"], config["sublayers"], dtype=torch.float64
-    )
-    values = {f"sites.{i}.{k}": tensor(v) for i, site in enumerate(case["params"]["sites"]) for k, v in site.items()}
-    depth.load_state_dict({key: values[key].reshape(p.shape) for key, p in depth.named_parameters()})
-    x = tensor(case["inputs"]["x"]).requires_grad_()
-    with use_backend(backend):
-        final, reads = fold(depth, x, tensor(case["inputs"]["layers"]))
-        (final * tensor(case["inputs"]["probe"])).sum().backward()
-
-    def close(found: Tensor | None, expected: Any) -> None:
-        assert found is not None
-        torch.testing.assert_close(found, tensor(expected).reshape(found.shape), rtol=1e-9, atol=1e-9)
-
-    close(final, case["expected"]["final"])
-    close(torch.stack(reads), case["expected"]["reads"])
-    close(x.grad, case["grads"]["x"])
-    assert case["grads"]["params"].keys() == dict(depth.named_parameters()).keys()
-    for key, p in depth.named_parameters():
-        close(p.grad, case["grads"]["params"][key])
+    check_golden(case, HyperConnections(streams=config["streams"], eps=config["eps"]), backend)
 
 
 @pytest.mark.parametrize("streams", [1, 2, 4, 5])
@@ -75,13 +42,6 @@ def test_start(streams: int) -> None:
 
 
 each_of_the_family = pytest.mark.parametrize("connection", FAMILY, ids=lambda c: getattr(c, "mixing", "hyper"))
-
-
-def inputs(sublayers: int) -> tuple[Tensor, Tensor]:
-    """An embedding and layers."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 3, 6, generator=generator, dtype=torch.float64)
-    return x, 0.5 * torch.randn(sublayers, 6, 6, generator=generator, dtype=torch.float64)
 
 
 def static_mixing(site: torch.nn.Module) -> torch.nn.Parameter:

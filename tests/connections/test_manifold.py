@@ -2,63 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stacks import check_golden, close, fold, golden_cases
 from torch import Tensor
 
-from leadline.connections import Depth, ManifoldHyperConnections
+from leadline.connections import ManifoldHyperConnections
 from leadline.errors import UsageError
-from leadline.ops import Backend, use_backend
+from leadline.ops import Backend
 
-CASES = json.loads((Path(__file__).parents[1] / "golden" / "manifold_hyper_connections.json").read_text())
-
-
-def fold(depth: Depth, x: Tensor, layers: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """The readout, every read and every mixing, with F_l(h) = tanh(h @ layers[l])."""
-    state, reads, mixes = depth.open(x), [], []
-    for site, layer in zip(depth.sites, layers, strict=True):
-        h, state = site.read(state)
-        reads.append(h)
-        mixes.append(state.pending[0])
-        state = site.write(state, torch.tanh(h @ layer))
-    return depth.readout(state), reads, mixes
+CASES = golden_cases("manifold_hyper_connections")
 
 
 @pytest.mark.parametrize("backend", ["reference", "lean"])
 @pytest.mark.parametrize("case", CASES, ids=[c["name"] for c in CASES])
 def test_golden(case: dict[str, Any], backend: Backend) -> None:
-    def tensor(value: Any) -> Tensor:
-        return torch.tensor(value, dtype=torch.float64)
-
     config = case["config"]
     options = {k: config[k] for k in ("streams", "mixing", "eps")}
     connection = ManifoldHyperConnections(**options, sinkhorn_iterations=config.get("sinkhorn_iterations", 20))
-    depth = connection.build(config["dim"], config["sublayers"], dtype=torch.float64)
-    values = {f"sites.{i}.{k}": tensor(v) for i, site in enumerate(case["params"]["sites"]) for k, v in site.items()}
-    depth.load_state_dict({key: values[key].reshape(p.shape) for key, p in depth.named_parameters()})
-    x = tensor(case["inputs"]["x"]).requires_grad_()
-    with use_backend(backend):
-        final, reads, mixes = fold(depth, x, tensor(case["inputs"]["layers"]))
-        (final * tensor(case["inputs"]["probe"])).sum().backward()
-
-    def close(found: Tensor | None, expected: Any) -> None:
-        assert found is not None
-        torch.testing.assert_close(found, tensor(expected).reshape(found.shape), rtol=1e-9, atol=1e-9)
-
-    close(final, case["expected"]["final"])
-    close(torch.stack(reads), case["expected"]["reads"])
+    mixes: list[Tensor] = []
+    check_golden(case, connection, backend, lambda site, before, after: mixes.append(after.pending[0]))
     close(torch.stack(mixes), case["expected"]["mixes"])
-    close(x.grad, case["grads"]["x"])
-    assert case["grads"]["params"].keys() == dict(depth.named_parameters()).keys()
-    for key, p in depth.named_parameters():
-        close(p.grad, case["grads"]["params"][key])
 
 
 @pytest.mark.parametrize("mixing", ["sinkhorn", "birkhoff"])
@@ -95,7 +64,9 @@ def test_every_mixing_is_doubly_stochastic(streams: int, sinkhorn: bool, seed: i
         for p in depth.parameters():
             p += noise * torch.randn(p.shape, generator=generator, dtype=p.dtype)
         layers = torch.randn(4, 6, 6, generator=generator, dtype=torch.float64)
-        _, _, mixes = fold(depth, torch.randn(3, 6, generator=generator, dtype=torch.float64), layers)
+        mixes: list[Tensor] = []
+        x = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+        fold(depth, x, layers, watch=lambda site, before, after: mixes.append(after.pending[0]))
     for mixing in mixes:
         assert (mixing >= 0).all()
         torch.testing.assert_close(mixing.sum(-1), torch.ones_like(mixing[..., 0]), rtol=0, atol=1e-10)
@@ -127,7 +98,7 @@ def test_the_mixing_matters_at_inner_sites_only(mixing: Literal["sinkhorn", "bir
     with torch.no_grad():
         for site in depth.sites:
             site.b_post.copy_(torch.randn(3, generator=generator, dtype=torch.float64))
-    before, _, _ = fold(depth, x, layers)
+    before, _ = fold(depth, x, layers)
     for index, site in enumerate(depth.sites):
         kept = site.b_res.detach().clone()
         with torch.no_grad():

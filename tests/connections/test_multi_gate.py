@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -12,51 +11,21 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from stacks import DIM, check_golden, close, fold, golden_cases, inputs, moved
 from torch import Tensor
 
 from leadline.config import from_dict
-from leadline.connections import Connection, Depth, MultiGate
+from leadline.connections import Connection, Depth, MultiGate, Site, State
 from leadline.errors import UsageError
 from leadline.ops import Backend, use_backend
 
-CASES = json.loads((Path(__file__).parents[1] / "golden" / "multi_gate.json").read_text())
+CASES = golden_cases("multi_gate")
 BACKENDS: tuple[Backend, ...] = ("reference", "lean")
 GATES: tuple[Literal["competitive", "independent"], ...] = ("competitive", "independent")
-DIM = 6
 EPS = 1e-6
 
 both = pytest.mark.parametrize("backend", BACKENDS)
 each_gate = pytest.mark.parametrize("gate", GATES)
-
-
-def fold(depth: Depth, x: Tensor, layers: Tensor, skip: Collection[int] = ()) -> tuple[Tensor, list[Tensor]]:
-    """The readout and every read, with F_l(h) = tanh(h @ layers[l])."""
-    state, reads = depth.open(x), []
-    for index, (site, layer) in enumerate(zip(depth.sites, layers, strict=True)):
-        if index in skip:
-            state = site.skip(state)
-            continue
-        h, state = site.read(state)
-        reads.append(h)
-        state = site.write(state, torch.tanh(h @ layer))
-    return depth.readout(state), reads
-
-
-def inputs(sublayers: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """An embedding and layers."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(2, 3, DIM, generator=generator, dtype=torch.float64)
-    return x, 0.6 * torch.randn(sublayers, DIM, DIM, generator=generator, dtype=torch.float64)
-
-
-def moved(connection: MultiGate, sublayers: int, seed: int = 1) -> Depth:
-    """A float64 stack away from its start."""
-    depth = connection.build(DIM, sublayers, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in depth.parameters():
-            p += torch.randn(p.shape, generator=generator, dtype=torch.float64)
-    return depth
 
 
 def prenorm(streams: int, gate: Literal["competitive", "independent"]) -> MultiGate:
@@ -98,42 +67,18 @@ def rms(x: Tensor) -> Tensor:
 @both
 @pytest.mark.parametrize("case", CASES, ids=[c["name"] for c in CASES])
 def test_golden(case: dict[str, Any], backend: Backend) -> None:
-    def tensor(value: Any) -> Tensor:
-        return torch.tensor(value, dtype=torch.float64)
-
     config = case["config"]
-    depth = MultiGate(streams=config["streams"], gate=config["gate"], eps=config["eps"]).build(
-        config["dim"], config["sublayers"], dtype=torch.float64
-    )
-    values = {f"sites.{i}.{k}": tensor(v) for i, site in enumerate(case["params"]["sites"]) for k, v in site.items()}
-    values |= {f"readout.{k}": tensor(v) for k, v in case["params"]["readout"].items()}
-    depth.load_state_dict({key: value.reshape(depth.state_dict()[key].shape) for key, value in values.items()})
-    x = tensor(case["inputs"]["x"]).requires_grad_()
-    reads, gates = [], []
-    with use_backend(backend):
-        state = depth.open(x)
-        for site, layer in zip(depth.sites, tensor(case["inputs"]["layers"]), strict=True):
-            shown = site.inspect(state)
-            h, state = site.read(state)
-            reads.append(h)
-            if state.gates:
-                gates.append(state.gates[0].movedim(0, -1))
-                torch.testing.assert_close(shown["gates"], gates[-1].detach().float(), rtol=1e-6, atol=1e-6)
-            state = site.write(state, torch.tanh(h @ layer))
-        final = depth.readout(state)
-        (final * tensor(case["inputs"]["probe"])).sum().backward()
+    gates: list[Tensor] = []
 
-    def close(found: Tensor | None, expected: Any) -> None:
-        assert found is not None
-        torch.testing.assert_close(found, tensor(expected).reshape(found.shape), rtol=1e-9, atol=1e-9)
+    def watch(site: Site, before: State, after: State) -> None:
+        if after.gates:
+            gates.append(after.gates[0].movedim(0, -1))
+            shown = site.inspect(before)["gates"]
+            torch.testing.assert_close(shown, gates[-1].detach().float(), rtol=1e-6, atol=1e-6)
 
-    close(final, case["expected"]["final"])
-    close(torch.stack(reads), case["expected"]["reads"])
+    connection = MultiGate(streams=config["streams"], gate=config["gate"], eps=config["eps"])
+    check_golden(case, connection, backend, watch)
     close(torch.stack(gates), case["expected"]["gates"])
-    close(x.grad, case["grads"]["x"])
-    assert case["grads"]["params"].keys() == dict(depth.named_parameters()).keys()
-    for key, p in depth.named_parameters():
-        close(p.grad, case["grads"]["params"][key])
 
 
 @both

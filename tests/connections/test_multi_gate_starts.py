@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from stacks import DIM, inputs
 from torch import Tensor
 
 from leadline.connections import MultiGate
@@ -22,16 +23,8 @@ from leadline.ops import Backend, use_backend
 TABLES = json.loads((Path(__file__).parents[1] / "golden" / "tables.json").read_text())
 BACKENDS: tuple[Backend, ...] = ("reference", "lean")
 GATES: tuple[Literal["competitive", "independent"], ...] = ("competitive", "independent")
-DIM = 6
 
 each_gate = pytest.mark.parametrize("gate", GATES)
-
-
-def inputs(sublayers: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """An embedding and layers."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(2, 3, DIM, generator=generator, dtype=torch.float64)
-    return x, 0.6 * torch.randn(sublayers, DIM, DIM, generator=generator, dtype=torch.float64)
 
 
 def prenorm(streams: int, gate: Literal["competitive", "independent"]) -> MultiGate:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import browser
-import fixture
 import pytest
+import report_fixture as fixture
 
 from leadline.compare.report import write_report
 

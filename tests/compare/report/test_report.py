@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import fixture
 import pytest
+import report_fixture as fixture
 
 from leadline.compare.report import write_report
 from leadline.compare.report.page import render

@@ -4,7 +4,7 @@
         page = browser.open(path, width=390, height=844, dark=True)
         page.evaluate("document.title")
 
-As a script it takes pictures of a report: `python browser.py REPORT.html FOLDER`.
+As a script it takes pictures of a report: `python tests/support/browser.py REPORT.html FOLDER`.
 """
 
 from __future__ import annotations
