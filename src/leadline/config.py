@@ -79,12 +79,21 @@ def _read(hint: Any, data: Any, where: str) -> Any:
 def _read_union(choices: tuple[Any, ...], data: Any, where: str) -> Any:
     if data is None and type(None) in choices:
         return None
+    return read_first(choices, lambda choice: _read(choice, data, where))
+
+
+def read_first(choices: tuple[Any, ...], read: Callable[[Any], Any]) -> Any:
+    """What `read` makes of the first of the types that it accepts; None among them is passed over.
+
+    Raises:
+        UsageError: it accepts none; the error is that of the first.
+    """
     errors = []
     for choice in choices:
         if choice is type(None):
             continue
         try:
-            return _read(choice, data, where)
+            return read(choice)
         except UsageError as error:
             errors.append(error)
     raise errors[0]

@@ -10,6 +10,7 @@ import types
 import typing
 from typing import Any
 
+from leadline.config import read_first
 from leadline.designs.parts import PARTS, Part, part_named
 from leadline.errors import UsageError, did_you_mean
 
@@ -122,15 +123,7 @@ def read_value(hint: Any, text: str, where: str) -> Any:
 def _read_union(choices: tuple[Any, ...], text: str, where: str) -> Any:
     if type(None) in choices and text.lower() == "none":
         return None
-    errors = []
-    for choice in choices:
-        if choice is type(None):
-            continue
-        try:
-            return read_value(choice, text, where)
-        except UsageError as error:
-            errors.append(error)
-    raise errors[0]
+    return read_first(choices, lambda choice: read_value(choice, text, where))
 
 
 def slug(text: str) -> str:
