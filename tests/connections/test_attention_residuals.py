@@ -416,3 +416,13 @@ def test_the_python_on_its_page_runs() -> None:
     names: dict[str, Any] = {}
     exec(compile(block, str(page), "exec"), names)
     assert len(names["depth"].sites) == 24
+
+
+def test_static_weights_have_one_number_for_each_source_that_a_read_sees() -> None:
+    depth = AttentionResiduals(weights="static", window=2).build(DIM, 6)
+    assert [0 if site.query is None else len(site.query) for site in depth.sites] == [0, 2, 3, 3, 3, 3]
+    assert len(depth.readout.query) == 3
+    x, layers = inputs(6)
+    final, _ = fold(depth.double(), x, layers)
+    final.sum().backward()
+    assert all(p.grad is not None for p in depth.parameters())

@@ -64,7 +64,8 @@ class AttentionState(NamedTuple):
 class _Reader(nn.Module):
     """A read over depth, for a site and for the readout alike.
 
-    Parameters: `query` (D) and `key_gain` (D, with a key norm). With static weights `query` holds one score a source.
+    Parameters: `query` (D) and `key_gain` (D, with a key norm). With static weights `query` holds one score for
+    each source that it sees, in the order in which it sees them.
     """
 
     query: nn.Parameter | None
@@ -82,7 +83,7 @@ class _Reader(nn.Module):
     ) -> None:
         self.config = config
         self.block = block
-        size = sources if config.weights == "static" else dim
+        size = config.seen(sources) if config.weights == "static" else dim
         reads = sources > 1
         self.query = nn.Parameter(torch.empty(size, device=device, dtype=dtype)) if reads else None
         gained = reads and config.keyed
@@ -234,9 +235,11 @@ class AttentionResiduals(Connection):
 
     def read_scale(self, sources: int) -> float:
         """What a read of `sources` sources is worth in residual streams at the start."""
-        if self.window is not None:
-            sources = min(sources, self.window + 1)
-        return 0.5 if self.weights == "sigmoid" and sources > 1 else 1.0 / sources
+        return 0.5 if self.weights == "sigmoid" and sources > 1 else 1.0 / self.seen(sources)
+
+    def seen(self, sources: int) -> int:
+        """How many of `sources` sources a read sees."""
+        return sources if self.window is None else min(sources, self.window + 1)
 
     def within_window(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The first of the parts and the `window` last."""

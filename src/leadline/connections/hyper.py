@@ -105,7 +105,8 @@ class StreamsReadout(Readout):
     def forward(self, state: State) -> Tensor:
         """x (..., D) in the streams' dtype, summed in float32 or wider."""
         streams: Tensor = state.streams
-        return streams.sum(-2)
+        with no_autocast(streams):
+            return streams.sum(-2)
 
     @torch.no_grad()
     def inspect(self, state: State) -> dict[str, Tensor]:

@@ -39,14 +39,14 @@ def removal(
     sites = len(sites_of(model))
     blocks = [tuple(range(i, min(i + sites_per_block, sites))) for i in range(0, sites, sites_per_block)]
     tokens = 0
+    sums = torch.zeros(len(blocks) + 1, dtype=torch.float64)
     with measuring(model) as device:
-        sums = torch.zeros(len(blocks) + 1, device=device)
         for batch in batches:
-            sums += torch.stack([loss_sum(model, batch, device, skip) for skip in [(), *blocks]])
+            sums += torch.stack([loss_sum(model, batch, device, skip) for skip in [(), *blocks]]).cpu()
             tokens += batch.targets.numel()
     if tokens == 0:
         raise LeadlineError("there are no tokens to measure on")
-    bits = sums.double() / (tokens * bytes_per_token * math.log(2))
+    bits = sums / (tokens * bytes_per_token * math.log(2))
     return [float(value) for value in bits[1:] - bits[0]]
 
 
