@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -13,15 +14,16 @@ from torch import Tensor, nn
 from leadline.config import from_dict, to_dict
 from leadline.errors import UsageError
 from leadline.norms import BHyT, Derf, DyT, LayerNorm, NoNorm, Norm, NormConfig, RMSNorm, Role
+from leadline.norms.standard import RootMeanSquareNorm
 
 CONFIGS: list[NormConfig] = [
     RMSNorm(),
     RMSNorm(gain=False, eps=1e-5),
     LayerNorm(),
     LayerNorm(bias=True),
-    DyT(),
-    DyT(alpha=0.3, bias=True),
-    Derf(),
+    DyT(final="dyt"),
+    DyT(alpha=0.3, bias=True, final="dyt"),
+    Derf(final="derf"),
     BHyT(),
     BHyT(approximate=False, with_mean=True, final="bhyt"),
     BHyT(gain_init="unit", position_aware=True, learn_lambda=False),
@@ -197,9 +199,9 @@ def test_kappa_is_ten_at_099() -> None:
     [(1024, 1.0, 1.0), (2048, 1.0, 0.5), (4096, 0.8, 0.2), (8192, 0.2, 0.05), (72, 0.5, 0.5)],
 )
 def test_dyt_starts_by_width(dim: int, attention: float, others: float) -> None:
-    assert DyT().build(dim, role="attention").alpha.item() == pytest.approx(attention)
+    assert DyT(final="dyt").build(dim, role="attention").alpha.item() == pytest.approx(attention)
     for role in ("mlp", "final", "output"):
-        assert DyT().build(dim, role=role).alpha.item() == pytest.approx(others)
+        assert DyT(final="dyt").build(dim, role=role).alpha.item() == pytest.approx(others)
     assert DyT(alpha=0.7).build(dim).alpha.item() == pytest.approx(0.7)
 
 
@@ -333,3 +335,11 @@ def test_final_norm_is_rmsnorm_unless_asked() -> None:
 def test_wrong_options_are_named(make: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()
+
+
+@pytest.mark.parametrize(("config", "own"), [(DyT(), "dyt"), (Derf(), "derf"), (BHyT(), "bhyt")])
+def test_the_norm_before_the_head_is_rmsnorm_unless_asked(config: NormConfig, own: str) -> None:
+    assert isinstance(config.build(6, role="final"), RootMeanSquareNorm)
+    assert not isinstance(dataclasses.replace(config, final=own).build(6, role="final"), RootMeanSquareNorm)
+    with pytest.raises(UsageError, match=f"rmsnorm and {own} work"):
+        dataclasses.replace(config, final="layernorm")

@@ -117,8 +117,8 @@ class Design:
     def _final_norm(self, norm: NormConfig) -> NormConfig:
         if self.placement == "post":
             return NoNorm()
-        if isinstance(norm, BHyT) and norm.final == "rmsnorm":
-            return RMSNorm(eps=norm.eps)
+        if isinstance(norm, BHyT | DyT | Derf) and norm.final == "rmsnorm":
+            return RMSNorm(eps=norm.eps) if isinstance(norm, BHyT) else RMSNorm()
         return norm
 
     def _layer(self, shape: ShapeConfig, norm: NormConfig, number: int) -> LayerConfig:

@@ -8,6 +8,7 @@ PreNorm network with the same norm, as it does with RMSNorm through its eps rule
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,22 +37,26 @@ class DyT(NormConfig):
 
     Starts: gain one, bias zero, alpha by width as in the paper (`ALPHA_BY_WIDTH`, 0.5 for other widths). The
     paper multiplies the embedding by a learned scalar as well, which is the model's part (`embedding_scale`).
-    On queries and keys this builds RMSNorm [ours].
+    On queries and keys, and by default before the head, this builds RMSNorm [ours].
 
     Attributes:
         alpha: a start for alpha at every place, instead of the width's.
         bias: whether there is a bias; the paper has none in Llama-like models.
+        final: the norm before the head: "rmsnorm" [ours], or "dyt", with which a small model whose head is tied to its
+            embedding learns nothing but frequencies: the last tanh saturates alike for all tokens.
     """
 
     alpha: float | None = None
     bias: bool = False
+    final: Literal["rmsnorm", "dyt"] = "rmsnorm"
 
     def __post_init__(self) -> None:
+        _check_final(self.final, "dyt")
         if self.alpha is not None and not self.alpha > 0:
             raise UsageError(f"alpha={self.alpha} must be more than 0, or None for the start by width")
 
     def make(self, dim: int, scale: float, role: Role, device: Device, dtype: torch.dtype | None) -> Norm:
-        if role == "query_key":
+        if role == "query_key" or (role == "final" and self.final == "rmsnorm"):
             return RMSNorm().make(dim, scale, role, device, dtype)
         attention, others = ALPHA_BY_WIDTH.get(dim, (ALPHA_OTHERWISE, ALPHA_OTHERWISE))
         alpha = self.alpha or (attention if role == "attention" else others)
@@ -63,22 +68,26 @@ class DyT(NormConfig):
 class Derf(NormConfig):
     """Dynamic erf (arXiv 2512.10938): `gain * erf(alpha x / scale + shift) + bias`.
 
-    Starts: gain one, bias zero, alpha 0.5, shift zero [paper]. On queries and keys this builds RMSNorm [ours].
+    Starts: gain one, bias zero, alpha 0.5, shift zero [paper]. On queries and keys, and by default
+    before the head, this builds RMSNorm [ours].
 
     Attributes:
         alpha: the start of alpha.
         bias: whether there is a bias per channel.
+        final: the norm before the head: "rmsnorm" [ours], or "derf"; see `DyT`.
     """
 
     alpha: float = 0.5
     bias: bool = True
+    final: Literal["rmsnorm", "derf"] = "rmsnorm"
 
     def __post_init__(self) -> None:
+        _check_final(self.final, "derf")
         if not self.alpha > 0:
             raise UsageError(f"alpha={self.alpha} must be more than 0; the paper starts at 0.5")
 
     def make(self, dim: int, scale: float, role: Role, device: Device, dtype: torch.dtype | None) -> Norm:
-        if role == "query_key":
+        if role == "query_key" or (role == "final" and self.final == "rmsnorm"):
             return RMSNorm().make(dim, scale, role, device, dtype)
         return DynamicErf(dim, self.alpha, bias=self.bias, scale=scale, device=device, dtype=dtype)
 
@@ -146,3 +155,8 @@ class DynamicErf(DynamicTanh):
 
     def bound(self, u: Tensor) -> Tensor:
         return torch.erf(u + self.shift.to(u.dtype))
+
+
+def _check_final(final: str, own: str) -> None:
+    if final not in ("rmsnorm", own):
+        raise UsageError(f"final={final!r} is not known; rmsnorm and {own} work")
