@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 
@@ -131,14 +132,14 @@ def test_settings_of_designs_in_the_table_and_of_others() -> None:
     block = settings(resolve("attnres-block + bhyt"), TINY)
     assert block.learning_rate == TABLE["attnres-block"].learning_rate
     assert "attnres-block" in block.source
-    assert settings(resolve("layernorm"), TINY).learning_rate == TABLE["prenorm"].learning_rate
+    assert settings(resolve("plain-init"), TINY).learning_rate == TABLE["prenorm"].learning_rate
 
 
 def test_settings_at_other_presets_keep_the_ratio() -> None:
     small = PRESETS["S"]
     assert settings(resolve("prenorm"), small).learning_rate == pytest.approx(small.learning_rate)
-    ratio = TABLE["attnres-block"].learning_rate / TABLE["prenorm"].learning_rate
-    assert settings(resolve("attnres-block"), small).learning_rate == pytest.approx(small.learning_rate * ratio)
+    ratio = TABLE["bhyt"].learning_rate / TABLE["prenorm"].learning_rate
+    assert settings(resolve("bhyt"), small).learning_rate == pytest.approx(small.learning_rate * ratio)
 
 
 def test_presets() -> None:
@@ -161,3 +162,19 @@ def test_presets() -> None:
         preset_named("tinny")
     with pytest.raises(UsageError, match="blocks=0"):
         dataclasses.replace(SMALL, blocks=0)
+
+
+def test_every_named_design_is_swept_and_the_docs_show_it() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "designs.md").read_text(encoding="utf-8")
+    for name in PARTS:
+        row = TABLE.get(resolve(name).expression)
+        if name == "plain-init":  # a switch for other designs
+            assert row is None
+            continue
+        assert row is not None
+        bits = dict(row.points)
+        assert len(bits) >= 3
+        assert bits[row.learning_rate] == min(bits.values())
+        assert min(bits) < row.learning_rate < max(bits)
+        shown = ", ".join(f"{rate:g}: {value:.3f}" for rate, value in row.points)
+        assert f"| `{resolve(name).expression}` | {row.learning_rate:g} | {shown} |" in page
