@@ -155,8 +155,8 @@ def test_a_bfloat16_result_is_the_wide_result_rounded_once() -> None:
         assert (mixed.double() - wide).abs().max() <= (2**-8 + 1e-5) * wide.abs().max()
 
 
-def test_what_is_kept_is_the_sources_themselves_and_two_numbers_a_token_for_each() -> None:
-    """No stacked copy: every wide tensor that is kept shares a source's memory."""
+def test_what_is_kept_is_the_sources_the_mix_and_two_numbers_a_token_for_each() -> None:
+    """No stacked copy: every wide tensor that is kept shares the memory of a source or of what comes out."""
     for dtype in (torch.float32, torch.bfloat16):
         sources, query, gain = inputs(6, 11, 32, dtype=dtype)
         kept: list[Tensor] = []
@@ -166,13 +166,13 @@ def test_what_is_kept_is_the_sources_themselves_and_two_numbers_a_token_for_each
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            depth_attention(sources, query, gain, EPS, backend="lean")
-        pointers = {s.data_ptr() for s in sources}
+            mix = depth_attention(sources, query, gain, EPS, backend="lean")
+        pointers = {t.data_ptr() for t in (*sources, mix)}
         large = [t for t in kept if t.numel() >= 11 * 32]
-        assert len(large) == len(sources)
+        assert len(large) == len(sources) + 1
         assert all(t.data_ptr() in pointers for t in large)
         small = [t for t in kept if t.numel() < 11 * 32 and 11 in t.shape]
-        assert sum(t.numel() for t in small) == 2 * 6 * 11
+        assert sum(t.numel() for t in small) == (2 * 6 + 1) * 11
 
 
 def test_roots_given_are_used_and_carry_no_gradient() -> None:
@@ -313,8 +313,8 @@ def test_wrong_arguments_are_errors() -> None:
         depth_attention([], query, gain, EPS)
     with pytest.raises(UsageError, match="2 sources and 1 roots"):
         depth_attention(sources, query, gain, EPS, roots=[source_root(sources[0], EPS)])
-    with pytest.raises(UsageError, match="backend='triton' is not known; auto, reference and lean work"):
-        depth_attention(sources, query, gain, EPS, backend="triton")
+    with pytest.raises(UsageError, match="backend='fast' is not known; auto, reference, lean, compiled and triton"):
+        depth_attention(sources, query, gain, EPS, backend="fast")
     with pytest.raises(UsageError, match="not known"), use_backend("fast"):
         pass
 
@@ -322,10 +322,10 @@ def test_wrong_arguments_are_errors() -> None:
 def test_a_backend_can_be_chosen_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     sources, query, gain = inputs(2, 3, 4)
 
-    def fail(*_: object) -> Tensor:
+    def fail(*_: object, **__: object) -> Tensor:
         raise AssertionError("lean ran")
 
-    monkeypatch.setattr(sys.modules["leadline.ops.depth_attention"], "depth_attention_lean", fail)
+    monkeypatch.setattr(sys.modules["leadline.ops.depth_attention"], "read_lean", fail)
     with use_backend("reference"):
         depth_attention(sources, query, gain, EPS)
     with pytest.raises(AssertionError, match="lean ran"):

@@ -171,5 +171,5 @@ def test_autocast_has_no_say() -> None:
 
 
 def test_an_unknown_backend_raises() -> None:
-    with pytest.raises(UsageError, match="reference and lean"):
-        sinkhorn(torch.zeros(2, 2, 1), backend="triton")
+    with pytest.raises(UsageError, match="compiled and triton"):
+        sinkhorn(torch.zeros(2, 2, 1), backend="fast")

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from leadline.config import kind
 from leadline.connections.base import Connection, Readout, Site, State
 from leadline.errors import UsageError
-from leadline.ops import depth_attention
-from leadline.ops.depth_attention import source_root
+from leadline.ops.depth_attention import read_sources, source_root
 from leadline.ops.precision import no_autocast, wide
 
 
@@ -49,6 +48,12 @@ class AttentionState(NamedTuple):
         if block == self.block:
             return self
         return AttentionState(self.sources, self.source_roots, (), self.place.new_empty((0, block)))
+
+    def handed_on(self, seen: tuple[Tensor, ...]) -> AttentionState:
+        """The state with sources in the form in which a read hands them on: the first one and the last ones."""
+        sources = (*seen[:1], *self.sources[1 : len(self.sources) - len(seen) + 1], *seen[1:])
+        partial = (*sources[len(self.bank) :], *self.partial[1:])
+        return self._replace(bank=sources[: len(self.bank)], partial=partial)
 
     @property
     def sources(self) -> tuple[Tensor, ...]:
@@ -98,18 +103,20 @@ class _Reader(nn.Module):
         if self.key_gain is not None:
             self.key_gain.fill_(1.0)
 
-    def _mix(self, state: AttentionState) -> Tensor:
-        sources, roots = self.config.within_window(state.sources), self.config.within_window(state.source_roots)
+    def _mix(self, state: AttentionState) -> tuple[Tensor, AttentionState]:
+        """The mix, and the state with its sources as the read hands them on."""
+        seen, roots = self.config.within_window(state.sources), self.config.within_window(state.source_roots)
         if self.query is None:
-            if len(sources) > 1:
-                raise UsageError(f"a site without a query met {len(sources)} sources; the first site must come first")
-            return sources[0]
+            if len(seen) > 1:
+                raise UsageError(f"a site without a query met {len(seen)} sources; the first site must come first")
+            return seen[0], state
         if self.config.weights == "softmax" and self.key_gain is not None:
-            return depth_attention(sources, self.query, self.key_gain, self.config.eps, roots=roots)
-        if len(sources) == 1:
-            return sources[0]
-        with no_autocast(sources[0]):
-            return self._weighted(sources, self._weights(sources, self.query))
+            mix, handed = read_sources(seen, self.query, self.key_gain, self.config.eps, roots=roots)
+            return mix, state.handed_on(handed)
+        if len(seen) == 1:
+            return seen[0], state
+        with no_autocast(seen[0]):
+            return self._weighted(seen, self._weights(seen, self.query)), state
 
     def _weights(self, sources: tuple[Tensor, ...], query: Tensor) -> Tensor:
         """The weights of each source, (k, ...), in float32 or wider, by the plain formula."""
@@ -160,8 +167,7 @@ class AttentionSite(_Reader, Site):
 
     def read(self, state: State) -> tuple[Tensor, State]:
         """The mix of the bank and of this block's partial sum; a partial sum of another block joins the bank first."""
-        state = state.commit(self.block)
-        return self._mix(state), state
+        return self._mix(state.commit(self.block))
 
     def write(self, state: State, output: Tensor) -> State:
         """The output joins the partial sum of this block."""
@@ -184,7 +190,7 @@ class AttentionReadout(_Reader, Readout):
 
     def forward(self, state: State) -> Tensor:
         """x (..., D) in the state's dtype."""
-        return self._mix(state)
+        return self._mix(state)[0]
 
     def inspect(self, state: State) -> dict[str, Tensor]:
         """`weights` of the sources, the embedding first."""

@@ -1,22 +1,47 @@
-"""Which implementation of an operator runs: the reference (the truth), or the lean one with hand-written gradients."""
+"""Which implementation of an operator runs, by one rule for every operator.
+
+| backend | what it is | where it runs |
+|---|---|---|
+| reference | plain PyTorch and its autograd: the truth | everywhere |
+| lean | hand-written gradients in plain PyTorch | everywhere |
+| compiled | lean, its bodies compiled by Inductor | a CPU with a C++ compiler |
+| triton | fused kernels | CUDA and ROCm with Triton; on a CPU under Triton's interpreter |
+
+A backend asked for by name runs or raises. "auto" takes triton on a GPU where Triton is installed, else lean, and says
+once where it would have taken something faster.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
+import os
+import shutil
+import warnings
 from collections.abc import Iterator
 from typing import Literal
 
+from torch import Tensor
+
 from leadline.errors import UsageError
 
-Backend = Literal["auto", "reference", "lean"]
+Backend = Literal["auto", "reference", "lean", "compiled", "triton"]
+Implementation = Literal["reference", "lean", "compiled", "triton"]
+
+BACKENDS: tuple[Backend, ...] = ("auto", "reference", "lean", "compiled", "triton")
 
 _forced: list[Backend] = ["auto"]
 
 
 @contextlib.contextmanager
 def use_backend(backend: Backend) -> Iterator[None]:
-    """Makes `backend="auto"` mean `backend` inside the block, in this process. For tests and measurements."""
-    check_backend(backend)
+    """Makes `backend="auto"` mean `backend` inside the block, in this process.
+
+    Raises:
+        UsageError: the name is not known.
+    """
+    _check(backend)
     _forced.append(backend)
     try:
         yield
@@ -24,19 +49,72 @@ def use_backend(backend: Backend) -> Iterator[None]:
         _forced.pop()
 
 
-def chosen(backend: Backend) -> Literal["reference", "lean"]:
-    """The implementation to run: an explicit one, or lean.
+def chosen(backend: Backend, like: Tensor) -> Implementation:
+    """The implementation that runs on tensors such as `like`.
 
     Raises:
-        UsageError: the name is not known.
+        UsageError: the name is not known, or a backend asked for by name can't run here; the message says why.
     """
-    check_backend(backend)
+    _check(backend)
     if backend == "auto":
         backend = _forced[-1]
-    return "lean" if backend == "auto" else backend
+    if backend == "auto":
+        return _automatic(like)
+    if backend in ("reference", "lean"):
+        return backend
+    reason = why_not(backend, like.device.type)
+    if reason is not None:
+        raise UsageError(f"backend={backend!r} can't run here: {reason}; lean and reference run everywhere")
+    return backend
 
 
-def check_backend(backend: str) -> None:
-    """Raises UsageError for a name that no implementation has."""
-    if backend not in ("auto", "reference", "lean"):
-        raise UsageError(f"backend={backend!r} is not known; auto, reference and lean work")
+def why_not(backend: Backend, device: str) -> str | None:
+    """Why a backend can't run on a kind of device ("cpu", "cuda", ...); None where it can."""
+    if backend == "triton":
+        return _why_not_triton(device)
+    if backend == "compiled" and device not in ("cpu", "meta"):
+        return f"its bodies are compiled for a CPU, and the tensors are on {device}"
+    if backend == "compiled":
+        return _why_not_compiled()
+    return None
+
+
+def _automatic(like: Tensor) -> Implementation:
+    if not like.is_cuda:
+        return "lean"
+    reason = why_not("triton", "cuda")
+    if reason is None:
+        return "triton"
+    _say_once(f"depth operators run as plain PyTorch on the GPU (backend lean): {reason}")
+    return "lean"
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
+
+
+def _why_not_triton(device: str) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (pip install 'leadline[triton]')"
+    if device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    if device != "cuda":
+        return f"the tensors are on {device}; it runs on CUDA and ROCm, or on a CPU with TRITON_INTERPRET=1"
+    return None
+
+
+@functools.cache
+def _why_not_compiled() -> str | None:
+    from torch._inductor import config
+
+    names = config.cpp.cxx if isinstance(config.cpp.cxx, list | tuple) else (config.cpp.cxx,)
+    wanted = [os.environ["CXX"]] if "CXX" in os.environ else [name for name in names if name]
+    if any(shutil.which(name) for name in wanted):
+        return None
+    return f"there is no C++ compiler ({', '.join(wanted)} not found; install g++, or set CXX)"
+
+
+def _check(backend: str) -> None:
+    if backend not in BACKENDS:
+        raise UsageError(f"backend={backend!r} is not known; {', '.join(BACKENDS[:-1])} and {BACKENDS[-1]} work")

@@ -38,7 +38,7 @@ def bounded_tanh(
 
     Source: arXiv 2601.09719, the practical zero-mean form and BHyT*.
     """
-    module = reference if chosen(backend) == "reference" else lean
+    module = reference if chosen(backend, x) == "reference" else lean
     return module.bounded_tanh(x, gain, lam, kappa, eps, with_mean)
 
 
@@ -72,7 +72,7 @@ def bounded_tanh_reuse(
 
     Source: arXiv 2601.09719; what is held constant follows the authors' code.
     """
-    module = reference if chosen(backend) == "reference" else lean
+    module = reference if chosen(backend, x) == "reference" else lean
     return module.bounded_tanh_reuse(x, gain, lam, lam_first, kappa, second_moment, c, eps)
 
 
@@ -107,5 +107,5 @@ def attention_gain(
         )
     if length < 1:
         raise UsageError(f"length={length} must be at least 1")
-    module = reference if chosen(backend) == "reference" else lean
+    module = reference if chosen(backend, w_v) == "reference" else lean
     return module.attention_gain(w_v, w_o, heads, kv_heads, length)

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from leadline.errors import UsageError
 from leadline.ops.choice import Backend, chosen
-from leadline.ops.depth_attention.lean import depth_attention_lean
+from leadline.ops.depth_attention.lean import read_lean
 from leadline.ops.depth_attention.reference import depth_attention_reference, depth_attention_weights, source_root
 from leadline.ops.precision import no_autocast
 
-__all__ = ["depth_attention", "depth_attention_weights", "source_root"]
+__all__ = ["depth_attention", "depth_attention_weights", "read_sources", "source_root"]
 
 
 def depth_attention(
@@ -27,8 +27,9 @@ def depth_attention(
 ) -> Tensor:
     """`Σ_i a_i v_i` with `a = softmax_i(query · (rms(v_i) ⊙ key_gain))`.
 
-    One source comes back unchanged; query and key gain then get gradients of exactly zero. The lean backend lists
-    sources and never stacks them; its second derivatives raise. Scores and weights are float32, or float64 for float64.
+    One source comes back unchanged; query and key gain then get gradients of exactly zero. No backend but the reference
+    stacks sources, and second derivatives raise in all but the reference. Scores and weights are float32, or float64
+    for float64.
 
     Args:
         sources: k ≥ 1 tensors of one shape (..., D) and one dtype, of any strides.
@@ -37,22 +38,48 @@ def depth_attention(
         eps: in `rms(x) = x / sqrt(mean x² + eps)`.
         roots: for each source `source_root(source, eps)`, (...), if it is known already. It is used as data: the lean
             backward pass holds its derivative.
-        backend: "reference" or "lean"; "auto" takes lean.
+        backend: see `leadline.ops.choice`.
 
     Returns:
         The mix, (..., D), in the sources' dtype.
 
     Raises:
-        UsageError: no sources, or roots that don't match them.
+        UsageError: no sources, or roots that don't match them; a backend that can't run here.
+
+    Source: AttnRes, arXiv 2603.15031; the backward pass is derived.
+    """
+    return read_sources(sources, query, key_gain, eps, roots=roots, backend=backend)[0]
+
+
+def read_sources(
+    sources: Sequence[Tensor],
+    query: Tensor,
+    key_gain: Tensor,
+    eps: float,
+    *,
+    roots: Sequence[Tensor] | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """`depth_attention`, and the sources handed on: the same values, to be used from here on.
+
+    The gradient of every later use then comes back through this operator, which adds its own part to it while it
+    writes. Using the sources that went in instead is right too, and slower.
+
+    Arguments and errors as for `depth_attention`.
     """
     if not sources:
         raise UsageError("depth_attention needs at least one source")
     if roots is not None and len(roots) != len(sources):
         raise UsageError(f"depth_attention has {len(sources)} sources and {len(roots)} roots; it needs one for each")
+    implementation = chosen(backend, sources[0])
     with no_autocast(sources[0]):
-        if chosen(backend) == "reference":
-            return depth_attention_reference(sources, query, key_gain, eps)
+        if implementation == "reference":
+            return depth_attention_reference(sources, query, key_gain, eps), tuple(sources)
+        if implementation == "triton":
+            from leadline.ops.depth_attention.triton import read_triton
+
+            return read_triton(sources, query, key_gain, eps)
         if roots is None:
             with torch.no_grad():
                 roots = [source_root(source, eps) for source in sources]
-        return depth_attention_lean(sources, roots, query, key_gain)
+        return read_lean(sources, roots, query, key_gain, compile_bodies=implementation == "compiled")

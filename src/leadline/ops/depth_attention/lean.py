@@ -2,11 +2,13 @@
 
 With `r_i = rsqrt(mean v_i² + eps)`, `q = query ⊙ gain`, `s_i = r_i q·v_i`, `p = softmax(s)`, `o = Σ p_i v_i`:
 
-    ds_i = p_i (do·v_i − Σ_j p_j do·v_j)        dv_i = p_i do + ds_i r_i (q − (s_i r_i / D) v_i)
+    ds_i = p_i (do·v_i − do·o)                  dv_i = p_i do + ds_i r_i (q − (s_i r_i / D) v_i)
     dq = Σ_tokens Σ_i ds_i r_i v_i              dquery = dq ⊙ gain,  dgain = dq ⊙ query
 
-Saved for backward: r and s, 2k numbers a token, beside the sources, which live anyway. Sources of a narrower dtype are
-widened one at a time.
+A read hands its sources on, so that the gradient of all later reads of a source comes back through this one, which adds
+its own part while it writes: no pass goes into adding gradients up. Saved for backward: r and s, 2k numbers a token, and
+their log-sum-exp, beside the sources, which live anyway, and o, which the norm that reads it keeps anyway. Sources of a
+narrower dtype are widened one at a time. The bodies are these, in plain PyTorch, or those of `compiled`.
 """
 
 from __future__ import annotations
@@ -18,24 +20,33 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from leadline.ops.depth_attention import compiled
 from leadline.ops.precision import no_autocast, wide
 
 FEW_NUMBERS = 8192
 """Without gradients, sources of at most so many numbers are read stacked: there, launching operators is the cost."""
 
 
-def depth_attention_lean(sources: Sequence[Tensor], roots: Sequence[Tensor], query: Tensor, key_gain: Tensor) -> Tensor:
-    """The mix, (..., D); see `leadline.ops.depth_attention`."""
-    result: Tensor
+def read_lean(
+    sources: Sequence[Tensor],
+    roots: Sequence[Tensor],
+    query: Tensor,
+    key_gain: Tensor,
+    *,
+    compile_bodies: bool = False,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The mix (..., D) and the sources handed on; see `leadline.ops.depth_attention.read_sources`."""
     if len(sources) == 1:
-        result = _OnlySource.apply(sources[0], query, key_gain) if torch.is_grad_enabled() else sources[0]
-    elif torch.is_grad_enabled():
-        result = _DepthAttention.apply(query, key_gain, len(sources), *sources, *roots)
-    elif torch.compiler.is_compiling() or sources[0].numel() > FEW_NUMBERS:
-        result = mix(sources, scores(sources, roots, query, key_gain)[0].softmax(dim=0))
-    else:
-        result = _stacked_read(sources, roots, query, key_gain)
-    return result
+        only = _OnlySource.apply(sources[0], query, key_gain) if torch.is_grad_enabled() else sources[0]
+        return only, (only,)
+    compile_bodies = compile_bodies and not torch.compiler.is_compiling()
+    if torch.is_grad_enabled():
+        mix, *handed = _Read.apply(query, key_gain, len(sources), compile_bodies, *sources, *roots)
+        return mix, tuple(handed)
+    if torch.compiler.is_compiling() or sources[0].numel() > FEW_NUMBERS:
+        direction = query.to(roots[0].dtype) * key_gain.to(roots[0].dtype)
+        return _forward(sources, roots, direction, compile_bodies)[0], tuple(sources)
+    return _stacked_read(sources, roots, query, key_gain), tuple(sources)
 
 
 def _stacked_read(sources: Sequence[Tensor], roots: Sequence[Tensor], query: Tensor, key_gain: Tensor) -> Tensor:
@@ -46,24 +57,57 @@ def _stacked_read(sources: Sequence[Tensor], roots: Sequence[Tensor], query: Ten
     return torch.matmul(score.softmax(dim=-1).unsqueeze(-2), x).squeeze(-2).to(stacked.dtype)
 
 
-def scores(
-    sources: Sequence[Tensor], roots: Sequence[Tensor], query: Tensor, key_gain: Tensor
+def _forward(
+    sources: Sequence[Tensor], roots: Sequence[Tensor], direction: Tensor, compile_bodies: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores s (k, ...), roots r (k, ...) and the direction q (D,), all float32 or wider."""
-    dtype = wide(sources[0].dtype)
-    direction = query.to(dtype) * key_gain.to(dtype)
-    products = torch.stack([torch.matmul(source.to(dtype), direction) for source in sources])
-    stacked = torch.stack(list(roots))
-    return products * stacked, stacked, direction
+    """The mix (..., D), scores (k, N) and their log-sum-exp (N), for N tokens."""
+    rows = [source.reshape(-1, source.shape[-1]) for source in sources]
+    flat = [root.reshape(-1) for root in roots]
+    mix, score, lse = (compiled.forward if compile_bodies else _plain_forward)(rows, flat, direction)
+    return mix.view(sources[0].shape), score, lse
 
 
-def mix(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """`Σ_i weights_i v_i`, accumulated in the weights' dtype and rounded once."""
-    expanded = weights.unsqueeze(-1)
-    total = sources[0].to(weights.dtype) * expanded[0]
-    for source, weight in zip(sources[1:], expanded[1:].unbind(0), strict=True):
-        total.addcmul_(source.to(weights.dtype), weight)
-    return total.to(sources[0].dtype)
+def _plain_forward(
+    sources: Sequence[Tensor], roots: Sequence[Tensor], direction: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = direction.dtype
+    score = torch.stack([torch.mv(source.to(dtype), direction) for source in sources]).mul_(torch.stack(list(roots)))
+    lse = score.logsumexp(dim=0)
+    weight = (score - lse).exp_().unsqueeze(-1)
+    total = sources[0].to(dtype) * weight[0]
+    for source, w in zip(sources[1:], weight[1:].unbind(0), strict=True):
+        total.addcmul_(source.to(dtype), w)
+    return total.to(sources[0].dtype), score, lse
+
+
+def _plain_backward(
+    upstream: Tensor,
+    mix: Tensor,
+    score: Tensor,
+    lse: Tensor,
+    sources: Sequence[Tensor],
+    roots: Sequence[Tensor],
+    handed: Sequence[Tensor] | None,
+    direction: Tensor,
+) -> tuple[list[Tensor], Tensor]:
+    dim, dtype = direction.shape[0], direction.dtype
+    do = upstream.to(dtype)
+    weight = (score - lse).exp_()
+    pull = (do * mix).sum(dim=-1)
+    products = torch.stack([(do * source).sum(dim=-1) for source in sources])
+    root = torch.stack(list(roots))
+    along = products.sub_(pull).mul_(weight).mul_(root)
+    back = (along * root).mul_(score).div_(-dim).unsqueeze(-1)
+    weights, alongs = weight.unsqueeze(-1), along.unsqueeze(-1)
+    grads = []
+    ddirection = torch.zeros_like(direction)
+    for i, narrow in enumerate(sources):
+        source = narrow.to(dtype)
+        grad = do * weights[i] if handed is None else torch.addcmul(handed[i].to(dtype), do, weights[i])
+        grad.addcmul_(alongs[i], direction).addcmul_(source, back[i])
+        grads.append(grad.to(narrow.dtype))
+        ddirection.addmv_(source.t(), along[i])
+    return grads, ddirection
 
 
 class _OnlySource(torch.autograd.Function):
@@ -81,43 +125,51 @@ class _OnlySource(torch.autograd.Function):
         return upstream, torch.zeros_like(query), torch.zeros_like(key_gain)
 
 
-class _DepthAttention(torch.autograd.Function):
+class _Read(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key_gain: Tensor, count: int, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key_gain: Tensor, count: int, compile_bodies: bool, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         sources, roots = tensors[:count], tensors[count:]
-        score, root, direction = scores(sources, roots, query, key_gain)
-        ctx.count = count
-        ctx.save_for_backward(query, key_gain, direction, score, root, *sources)
-        return mix(sources, score.softmax(dim=0))
+        direction = query.to(roots[0].dtype) * key_gain.to(roots[0].dtype)
+        mix, score, lse = _forward(sources, roots, direction, compile_bodies)
+        ctx.set_materialize_grads(False)
+        ctx.count, ctx.compile_bodies = count, compile_bodies
+        ctx.save_for_backward(query, key_gain, mix, score, lse, *tensors)
+        return mix, *(source.view_as(source) for source in sources)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, upstream: Tensor | None, *handed: Tensor | None) -> tuple[Tensor | None, ...]:
+        nothing = (None,) * ctx.count
+        if upstream is None:
+            return None, None, None, None, *handed, *nothing
         with no_autocast(upstream):
-            return _DepthAttention._gradients(ctx, upstream)
+            dquery, dgain, grads = _Read._gradients(ctx, upstream, handed)
+        return dquery, dgain, None, None, *grads, *nothing
 
     @staticmethod
-    def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        query, key_gain, direction, score, root, *sources = ctx.saved_tensors
-        count, dim, dtype = ctx.count, direction.shape[0], direction.dtype
-        do = upstream.to(dtype)
-        weight = score.softmax(dim=0)
-        products = torch.stack([(do * source).sum(dim=-1) for source in sources])
-        dscore = weight * (products - (weight * products).sum(dim=0))
-        along = dscore * root
-        back = (along * root * score).div_(-dim).unsqueeze(-1).unbind(0)
-        weights, alongs = weight.unsqueeze(-1).unbind(0), along.unsqueeze(-1)
-        dsources: list[Tensor | None] = []
-        ddirection = torch.zeros_like(direction)
-        for i, narrow in enumerate(sources):
-            source = narrow.to(dtype)
-            if ctx.needs_input_grad[3 + i]:
-                grad = do * weights[i]
-                grad.addcmul_(alongs[i], direction).addcmul_(source, back[i])
-                dsources.append(grad.to(narrow.dtype))
-            else:
-                dsources.append(None)
-            ddirection += torch.matmul(along[i].reshape(-1), source.reshape(-1, dim))
+    def _gradients(ctx: Any, upstream: Tensor, handed: Sequence[Tensor | None]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        query, key_gain, mix, score, lse, *tensors = ctx.saved_tensors
+        sources, roots = tensors[: ctx.count], tensors[ctx.count :]
+        dtype, shape, dim = lse.dtype, mix.shape, mix.shape[-1]
+        direction = query.to(dtype) * key_gain.to(dtype)
+        added = None
+        if any(grad is not None for grad in handed):
+            added = [
+                torch.zeros_like(source).reshape(-1, dim) if grad is None else grad.reshape(-1, dim)
+                for grad, source in zip(handed, sources, strict=True)
+            ]
+        grads, ddirection = (compiled.backward if ctx.compile_bodies else _plain_backward)(
+            upstream.reshape(-1, dim),
+            mix.reshape(-1, dim),
+            score,
+            lse,
+            [source.reshape(-1, dim) for source in sources],
+            [root.reshape(-1) for root in roots],
+            added,
+            direction,
+        )
         dquery = (ddirection * key_gain.to(dtype)).to(query.dtype)
         dgain = (ddirection * query.to(dtype)).to(key_gain.dtype)
-        return dquery, dgain, None, *dsources, *([None] * count)
+        return dquery, dgain, [grad.view(shape) for grad in grads]

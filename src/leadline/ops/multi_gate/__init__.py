@@ -54,15 +54,22 @@ def multi_gate_step(
         gate: w_β, (D,), and b, (1,); None makes no gates.
         kind: how scores become gates.
         eps: in `rms(x) = x / sqrt(mean x² + eps)`.
-        backend: "reference" or "lean"; "auto" takes lean.
+        backend: see `leadline.ops.choice`.
 
     Raises:
-        UsageError: an unknown gate, or several streams without a pool query.
+        UsageError: an unknown gate, several streams without a pool query, or a backend that can't run here.
     """
     if kind not in ("competitive", "independent"):
         raise UsageError(f"gate={kind!r} is not known; competitive and independent work")
     if pool_query is None and streams.shape[0] != 1:
         raise UsageError(f"{streams.shape[0]} streams need a pool query")
-    step = multi_gate_step_reference if chosen(backend) == "reference" else multi_gate_step_lean
+    implementation = chosen(backend, streams)
+    arguments = (streams, pending, pool_query, gate, kind, eps)
     with no_autocast(streams):
-        return Step(*step(streams, pending, pool_query, gate, kind, eps))
+        if implementation == "reference":
+            return Step(*multi_gate_step_reference(*arguments))
+        if implementation == "triton":
+            from leadline.ops.multi_gate.triton import multi_gate_step_triton
+
+            return Step(*multi_gate_step_triton(*arguments))
+        return Step(*multi_gate_step_lean(*arguments, compile_bodies=implementation == "compiled"))

@@ -11,6 +11,8 @@ whole gradient at S':
     dS_i = (1 − β_i) G_i,   dF = Σ_i β_i G_i,   dβ_i = G_i·(F − S_i)
 
 S and S' are the streams of neighbouring steps and shared by them: a step adds N + 1 vectors a token to what is saved.
+A step hands its streams on where it has nothing to flush, so that gradients of later uses come back through it.
+The bodies are these, in plain PyTorch, or those of `compiled`.
 """
 
 from __future__ import annotations
@@ -21,8 +23,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from leadline.ops.multi_gate import compiled
+from leadline.ops.multi_gate.compiled import Forward
 from leadline.ops.multi_gate.reference import gates_from
 from leadline.ops.precision import no_autocast, wide
+
+Gradients = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 def multi_gate_step_lean(
@@ -32,50 +38,89 @@ def multi_gate_step_lean(
     gate: tuple[Tensor, Tensor] | None,
     kind: str,
     eps: float,
+    *,
+    compile_bodies: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Streams, read and gates; see `leadline.ops.multi_gate_step`."""
     output, beta = pending if pending is not None else (None, None)
     query, bias = gate if gate is not None else (None, None)
+    compile_bodies = compile_bodies and not torch.compiler.is_compiling()
+    independent = kind == "independent"
     if not torch.is_grad_enabled():
-        new, read, gates, _, _ = _forward(streams, output, beta, pool_query, query, bias, kind, eps)
-        return new, read, gates
-    new, read, gates = _Step.apply(streams, output, beta, pool_query, query, bias, kind, eps)
+        found = forward(streams, output, beta, pool_query, query, bias, independent, eps, compile_bodies)
+        return (streams if found.streams is None else found.streams), found.read, found.gates
+    new, read, gates = _Step.apply(streams, output, beta, pool_query, query, bias, independent, eps, compile_bodies)
     return (streams if output is None else new), read, gates
 
 
-def _forward(
+def forward(
     streams: Tensor,
     output: Tensor | None,
     beta: Tensor | None,
     pool_query: Tensor | None,
     gate_query: Tensor | None,
     gate_bias: Tensor | None,
-    kind: str,
+    independent: bool,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-    """Streams, read, gates; roots (N, ...) and scores (queries, N, ...)."""
+    compile_bodies: bool,
+) -> Forward:
+    """A step without gradients, for streams (S, ..., D). Roots and scores come as (S, N) for N tokens."""
+    count, dim, shape = streams.shape[0], streams.shape[-1], streams.shape
+    run = compiled.forward if compile_bodies else _plain_forward
+    found = run(
+        streams.reshape(count, -1, dim),
+        None if output is None else output.reshape(-1, dim),
+        None if beta is None else beta.reshape(count, -1),
+        pool_query,
+        gate_query,
+        gate_bias,
+        independent,
+        eps,
+    )
+    return found._replace(
+        streams=None if found.streams is None else found.streams.view(shape),
+        read=found.read.view(shape[1:]),
+        gates=None if found.gates is None else found.gates.view(shape[:-1]),
+    )
+
+
+def _plain_forward(
+    streams: Tensor,
+    output: Tensor | None,
+    beta: Tensor | None,
+    pool_query: Tensor | None,
+    gate_query: Tensor | None,
+    gate_bias: Tensor | None,
+    independent: bool,
+    eps: float,
+) -> Forward:
     dtype, dim = streams.dtype, streams.shape[-1]
     x = streams.to(wide(dtype))
     if output is not None and beta is not None:
         x = torch.lerp(x, output.to(x.dtype).unsqueeze(0).expand_as(x), beta.unsqueeze(-1))
         streams = x.to(dtype)
         x = streams.to(x.dtype)
+    new = None if output is None else streams
     root = (torch.linalg.vector_norm(x, dim=-1).square() / dim + eps).rsqrt()
     queries = [query.to(x.dtype) for query in (pool_query, gate_query) if query is not None]
     if not queries:
-        return streams, streams[0], None, root, root.unsqueeze(0)[:0]
+        return Forward(new, streams[0].clone(), None, root, None, None)
     products = torch.mm(torch.stack(queries), x.reshape(-1, dim).t())
     score = products.view(len(queries), *root.shape).mul_(root * dim**-0.5)
     if pool_query is None:
-        read = streams[0]
+        read = streams[0].clone()
     else:
         weight = score[0].softmax(dim=0).unsqueeze(-1)
         total = x[0] * weight[0]
         for i in range(1, x.shape[0]):
             total.addcmul_(x[i], weight[i])
         read = total.to(dtype)
-    gates = None if gate_bias is None else gates_from(score[-1], gate_bias, kind)
-    return streams, read, gates, root, score
+    gates = None
+    if gate_bias is not None:
+        gates = gates_from(score[-1], gate_bias, "independent" if independent else "competitive")
+    return Forward(
+        new, read, gates, root, None if pool_query is None else score[0], None if gate_query is None else score[-1]
+    )
 
 
 class _Step(torch.autograd.Function):
@@ -88,28 +133,27 @@ class _Step(torch.autograd.Function):
         pool_query: Tensor | None,
         gate_query: Tensor | None,
         gate_bias: Tensor | None,
-        kind: str,
+        independent: bool,
         eps: float,
+        compile_bodies: bool,
     ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        new, read, gates, root, score = _forward(streams, output, beta, pool_query, gate_query, gate_bias, kind, eps)
+        found = forward(streams, output, beta, pool_query, gate_query, gate_bias, independent, eps, compile_bodies)
         ctx.set_materialize_grads(False)
-        ctx.independent = kind == "independent"
-        ctx.flushed = output is not None
+        ctx.independent, ctx.compile_bodies = independent, compile_bodies
         ctx.save_for_backward(
             streams,
-            new if output is not None else None,
+            found.streams,
             output,
             beta,
             pool_query,
             gate_query,
             gate_bias,
-            gates,
-            root,
-            score,
+            found.gates,
+            found.root,
+            found.pool_score,
+            found.gate_score,
         )
-        if pool_query is None:
-            read = read.clone()
-        return (new if output is not None else None), read, gates
+        return found.streams, found.read, found.gates
 
     @staticmethod
     @once_differentiable
@@ -118,72 +162,122 @@ class _Step(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         given = next((g for g in (dstreams, dread, dgates) if g is not None), None)
         if given is None:
-            return (None,) * 8
+            return (None,) * 9
         with no_autocast(given):
-            return _Step._gradients(ctx, dstreams, dread, dgates)
+            return *_Step._gradients(ctx, dstreams, dread, dgates), None, None, None
 
     @staticmethod
     def _gradients(
         ctx: Any, dstreams: Tensor | None, dread: Tensor | None, dgates: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        old, new, output, beta, pool_query, gate_query, gate_bias, gates, root, score = ctx.saved_tensors
-        dtype = wide(old.dtype)
-        x = (new if ctx.flushed else old).to(dtype)
-        dim = x.shape[-1]
-        dscores, queries = [], []
-        total = None if dstreams is None else dstreams.to(dtype)
-        dbias = None
-        if pool_query is not None:
-            dscore, share = _pool(x, score[0], dread)
-            if dread is not None:
-                do = dread.to(dtype).expand_as(x)
-                total = do * share if total is None else torch.addcmul(total, do, share)
-            dscores.append(dscore)
-            queries.append(pool_query.to(dtype))
-        elif dread is not None:
-            total = dread.to(dtype).unsqueeze(0) if total is None else total + dread.to(dtype)
-        if gate_query is not None:
-            dz, dbias = _gate(gates, dgates, ctx.independent)
-            dscores.append(dz)
-            queries.append(gate_query.to(dtype))
-        total = torch.zeros_like(x) if total is None else total
-        dqueries: list[Tensor] = []
-        if dscores:
-            dscore = torch.stack(dscores)
-            along = (dscore * (root * dim**-0.5)).flatten(start_dim=1)
-            back = (dscore * score).sum(dim=0).mul_(root.square()).div_(-dim)
-            total = torch.addmm(total.reshape(-1, dim), along.t(), torch.stack(queries)).view(x.shape)
-            total = total.addcmul_(x, back.unsqueeze(-1))
-            dqueries = list(torch.mm(along, x.reshape(-1, dim)).unbind(0))
-        dpool = None if pool_query is None else dqueries.pop(0).to(pool_query.dtype)
-        dgate = None if gate_query is None else dqueries.pop(0).to(gate_query.dtype)
-        dbias = None if gate_bias is None or dbias is None else dbias.to(gate_bias.dtype).reshape(gate_bias.shape)
-        if not ctx.flushed:
-            return total.to(old.dtype), None, None, dpool, dgate, dbias, None, None
-        weight = beta.unsqueeze(-1)
-        doutput = total[0] * weight[0]
-        for i in range(1, x.shape[0]):
-            doutput.addcmul_(total[i], weight[i])
-        dbeta = (output.to(dtype) - old.to(dtype)).mul_(total).sum(dim=-1)
-        dold = torch.addcmul(total, total, weight, value=-1.0)
-        return dold.to(old.dtype), doutput.to(output.dtype), dbeta, dpool, dgate, dbias, None, None
+        old, new, output, beta, pool_query, gate_query, gate_bias, gates, root, pool_score, gate_score = (
+            ctx.saved_tensors
+        )
+        count, dim = old.shape[0], old.shape[-1]
+
+        def rows(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.reshape(count, -1, dim)
+
+        def row(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.reshape(-1, dim)
+
+        def numbers(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.reshape(count, -1)
+
+        run = compiled.backward if ctx.compile_bodies else _plain_backward
+        dold, doutput, dbeta, dpool, dgate, dbias = run(
+            old.reshape(count, -1, dim),
+            rows(new),
+            row(output),
+            numbers(beta),
+            pool_query,
+            gate_query,
+            numbers(gates),
+            root,
+            pool_score,
+            gate_score,
+            rows(dstreams),
+            row(dread),
+            numbers(dgates),
+            ctx.independent,
+        )
+
+        def like(grad: Tensor | None, tensor: Tensor | None) -> Tensor | None:
+            """A missing gradient of something that is there is zero."""
+            if tensor is None:
+                return None
+            return torch.zeros_like(tensor) if grad is None else grad.to(tensor.dtype).reshape(tensor.shape)
+
+        return (
+            dold.view(old.shape),
+            like(doutput, output),
+            like(dbeta, beta),
+            like(dpool, pool_query),
+            like(dgate, gate_query),
+            like(dbias, gate_bias),
+        )
 
 
-def _pool(x: Tensor, score: Tensor, dread: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The gradient of the pool's scores (N, ...), and its weights (N, ..., 1)."""
-    weight = score.softmax(dim=0)
-    if dread is None:
-        return torch.zeros_like(weight), weight.unsqueeze(-1)
-    products = (x * dread.to(x.dtype)).sum(dim=-1)
-    return weight * (products - (weight * products).sum(dim=0)), weight.unsqueeze(-1)
-
-
-def _gate(gates: Tensor, dgates: Tensor | None, independent: bool) -> tuple[Tensor, Tensor]:
-    """The gradient of the gates' scores (N, ...) and of the bias (1,)."""
-    if dgates is None:
-        return torch.zeros_like(gates), gates.new_zeros(1)
-    if independent:
-        dz = dgates * gates * (1 - gates)
-        return dz, dz.sum().reshape(1)
-    pull = (gates * dgates).sum(dim=0)
-    return gates * (dgates - pull), -((1 - gates.sum(dim=0)) * pull).sum().reshape(1)
+def _plain_backward(
+    old: Tensor,
+    new: Tensor | None,
+    output: Tensor | None,
+    beta: Tensor | None,
+    pool_query: Tensor | None,
+    gate_query: Tensor | None,
+    gates: Tensor | None,
+    root: Tensor,
+    pool_score: Tensor | None,
+    gate_score: Tensor | None,
+    dstreams: Tensor | None,
+    dread: Tensor | None,
+    dgates: Tensor | None,
+    independent: bool,
+) -> Gradients:
+    dtype, dim = root.dtype, old.shape[-1]
+    x = (old if new is None else new).to(dtype)
+    slopes, scores, queries = [], [], []
+    total = None if dstreams is None else dstreams.to(dtype)
+    dbias = None
+    if pool_query is not None and pool_score is not None and dread is not None:
+        weight = pool_score.softmax(dim=0)
+        do = dread.to(dtype)
+        products = (x * do).sum(dim=-1)
+        slopes.append(weight * (products - (weight * products).sum(dim=0)))
+        spread, share = do.expand_as(x), weight.unsqueeze(-1)
+        total = spread * share if total is None else torch.addcmul(total, spread, share)
+        scores.append(pool_score)
+        queries.append(pool_query.to(dtype))
+    elif pool_query is None and dread is not None:
+        total = dread.to(dtype).unsqueeze(0) if total is None else total + dread.to(dtype)
+    if gate_query is not None and gate_score is not None and gates is not None and dgates is not None:
+        if independent:
+            slope = dgates * gates * (1 - gates)
+            dbias = slope.sum()
+        else:
+            pull = (gates * dgates).sum(dim=0)
+            slope = gates * (dgates - pull)
+            dbias = -((1 - gates.sum(dim=0)) * pull).sum()
+        slopes.append(slope)
+        scores.append(gate_score)
+        queries.append(gate_query.to(dtype))
+    total = torch.zeros_like(x) if total is None else total
+    dqueries: list[Tensor] = []
+    if slopes:
+        slope = torch.stack(slopes)
+        along = (slope * (root * dim**-0.5)).flatten(start_dim=1)
+        back = (slope * torch.stack(scores)).sum(dim=0).mul_(root.square()).div_(-dim)
+        total = torch.addmm(total.reshape(-1, dim), along.t(), torch.stack(queries)).view(x.shape)
+        total = total.addcmul_(x, back.unsqueeze(-1))
+        dqueries = list(torch.mm(along, x.reshape(-1, dim)).unbind(0))
+    dgate = dqueries.pop() if dbias is not None else None
+    dpool = dqueries.pop() if dqueries else None
+    if output is None or beta is None:
+        return total.to(old.dtype), None, None, dpool, dgate, dbias
+    weight = beta.unsqueeze(-1)
+    doutput = total[0] * weight[0]
+    for i in range(1, x.shape[0]):
+        doutput.addcmul_(total[i], weight[i])
+    dbeta = (output.to(dtype) - old.to(dtype)).mul_(total).sum(dim=-1)
+    dold = torch.addcmul(total, total, weight, value=-1.0)
+    return dold.to(old.dtype), doutput.to(output.dtype), dbeta, dpool, dgate, dbias

@@ -17,8 +17,8 @@ from leadline.ops.stream_mixing import lean, reference
 __all__ = ["birkhoff", "project", "read_streams", "sinkhorn", "write_streams"]
 
 
-def _module(backend: Backend) -> ModuleType:
-    return reference if chosen(backend) == "reference" else lean
+def _module(backend: Backend, like: Tensor) -> ModuleType:
+    return reference if chosen(backend, like) == "reference" else lean
 
 
 def project(rows_TK: Tensor, weight_kK: Tensor, eps: float, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
@@ -37,7 +37,7 @@ def project(rows_TK: Tensor, weight_kK: Tensor, eps: float, *, backend: Backend 
     Source: 2409.19606 (a row is one stream) and 2512.24880 (a row is all streams of a token).
     """
     with no_autocast(rows_TK):
-        result: tuple[Tensor, Tensor] = _module(backend).project(rows_TK, weight_kK, eps)
+        result: tuple[Tensor, Tensor] = _module(backend, rows_TK).project(rows_TK, weight_kK, eps)
     return result
 
 
@@ -53,7 +53,7 @@ def read_streams(streams_TND: Tensor, pre_TN: Tensor, *, backend: Backend = "aut
         h (T, D) in the streams' dtype, and the streams.
     """
     with no_autocast(streams_TND):
-        result: tuple[Tensor, Tensor] = _module(backend).read_streams(streams_TND, pre_TN)
+        result: tuple[Tensor, Tensor] = _module(backend, streams_TND).read_streams(streams_TND, pre_TN)
     return result
 
 
@@ -73,7 +73,7 @@ def write_streams(
         H' (T, N, D) in the streams' dtype.
     """
     with no_autocast(streams_TND):
-        result: Tensor = _module(backend).write_streams(streams_TND, output_TD, mixing_TNN, post_TN)
+        result: Tensor = _module(backend, streams_TND).write_streams(streams_TND, output_TD, mixing_TNN, post_TN)
     return result
 
 
@@ -90,7 +90,7 @@ def sinkhorn(logits_NNT: Tensor, iterations: int = 20, *, backend: Backend = "au
 
     Source: mHC, 2512.24880; the first iteration in the log domain, so that no logit overflows.
     """
-    result: Tensor = _module(backend).sinkhorn(logits_NNT, iterations)
+    result: Tensor = _module(backend, logits_NNT).sinkhorn(logits_NNT, iterations)
     return result
 
 
@@ -108,5 +108,5 @@ def birkhoff(logits_PT: Tensor, streams: int, *, backend: Backend = "auto") -> T
     Source: mHC-lite, 2601.05732.
     """
     with no_autocast(logits_PT):
-        result: Tensor = _module(backend).birkhoff(logits_PT, streams)
+        result: Tensor = _module(backend, logits_PT).birkhoff(logits_PT, streams)
     return result

@@ -1,0 +1,134 @@
+"""The compiled backend: the same values and gradients as the reference, for any number of sources and tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from leadline.errors import UsageError
+from leadline.ops import Backend, depth_attention, multi_gate_step
+from leadline.ops import bodies as bodies_module
+from leadline.ops.choice import chosen, why_not
+from leadline.ops.depth_attention import read_sources
+from leadline.ops.depth_attention.compiled import groups
+
+EPS = 1e-6
+reason = why_not("compiled", "cpu")
+needs_compiler = pytest.mark.skipif(reason is not None, reason=str(reason))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+    bodies_module.forget()
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * seed + sum(shape))
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def outcome(function: Callable[..., tuple[Tensor | None, ...]], inputs: list[Tensor]) -> list[Tensor]:
+    """What comes out, and all gradients, for fixed upstream gradients."""
+    found = [t for t in function(*inputs) if t is not None]
+    upstream = [numbers(*t.shape, seed=90 + i, dtype=t.dtype).detach() for i, t in enumerate(found)]
+    return [*found, *torch.autograd.grad(found, inputs, upstream)]
+
+
+def hold(
+    function: Callable[..., tuple[Tensor | None, ...]], inputs: list[Tensor], rtol: float = 1e-10, atol: float = 1e-11
+) -> None:
+    """`function(backend)(*inputs)` on compiled against reference, gradients included."""
+    found, truth = (outcome(lambda *t, b=b: function(b, *t), inputs) for b in ("compiled", "reference"))
+    for a, b in zip(found, truth, strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+
+
+def test_groups_hold_every_source_once() -> None:
+    for count in range(1, 60):
+        found = groups(count)
+        assert [i for group in found for i in range(group.start, group.stop)] == list(range(count))
+        assert len({group.stop - group.start for group in found}) <= 4
+
+
+@needs_compiler
+def test_depth_attention() -> None:
+    """Counts that take one group and several, with the sources handed on and used again."""
+
+    def read(backend: Backend, query: Tensor, gain: Tensor, *sources: Tensor) -> tuple[Tensor, ...]:
+        mix, handed = read_sources(sources, query, gain, EPS, backend=backend)
+        again = depth_attention(handed[1:], gain, query, EPS, backend=backend)
+        return mix, again, handed[0].tanh()
+
+    for count, tokens in ((4, 3), (13, 2), (13, 7)):
+        hold(read, [numbers(6, seed=1), numbers(6, seed=2), *(numbers(tokens, 6, seed=3 + i) for i in range(count))])
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["competitive", "independent"])
+def test_multi_gate(kind: str) -> None:
+    """With everything there, and with a part missing."""
+
+    def step(backend: Backend, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        streams, pool, query, bias, *pending = tensors
+        gate = (query, bias) if pending else None
+        return tuple(multi_gate_step(streams, tuple(pending) or None, pool, gate, kind=kind, eps=EPS, backend=backend))
+
+    pending = [numbers(2, 5, seed=5), numbers(3, 2, seed=6)]
+    for tokens in (2, 7):
+        pending = [numbers(tokens, 5, seed=5), numbers(3, tokens, seed=6)]
+        hold(step, [numbers(3, tokens, 5), numbers(5, seed=1), numbers(5, seed=2), numbers(1, seed=3), *pending])
+
+    def pooled(backend: Backend, streams: Tensor, pool: Tensor) -> tuple[Tensor | None, ...]:
+        return (multi_gate_step(streams, None, pool, None, kind=kind, eps=EPS, backend=backend).read,)
+
+    hold(pooled, [numbers(3, 4, 5), numbers(5, seed=1)])
+
+
+@needs_compiler
+def test_bfloat16_is_as_near_the_truth_as_the_lean_bodies() -> None:
+    sources = [numbers(64, 32, seed=i, dtype=torch.bfloat16) for i in range(5)]
+    query, gain = numbers(32, seed=9, dtype=torch.float32), numbers(32, seed=8, dtype=torch.float32)
+    inputs = [query, gain, *sources]
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+
+    def read(backend: Backend, query: Tensor, gain: Tensor, *sources: Tensor) -> tuple[Tensor, ...]:
+        return (depth_attention(sources, query, gain, EPS, backend=backend),)
+
+    truth = outcome(lambda *t: read("reference", *t), exact)
+    lean, found = (outcome(lambda *t, b=b: read(b, *t), inputs) for b in ("lean", "compiled"))
+    for t, a, b in zip(truth, lean, found, strict=True):
+        assert a.dtype == b.dtype
+        assert (b.double() - t).norm() <= 1.5 * (a.double() - t).norm() + 1e-6 * t.norm()
+
+
+@needs_compiler
+def test_two_runs_are_equal_to_the_bit_and_tokens_do_not_recompile() -> None:
+    query, gain = numbers(16, seed=1, dtype=torch.float32), numbers(16, seed=2, dtype=torch.float32)
+    compiles = torch._dynamo.utils.counters["stats"]
+    seen = []
+    for tokens in (130, 130, 57, 1029):
+        sources = [numbers(tokens, 16, seed=3 + i, dtype=torch.float32) for i in range(4)]
+        seen.append(
+            outcome(lambda q, g, *s: (depth_attention(s, q, g, EPS, backend="compiled"),), [query, gain, *sources])
+        )
+        if tokens == 130 and len(seen) == 1:
+            before = compiles["unique_graphs"]
+    assert compiles["unique_graphs"] == before
+    assert all(torch.equal(a, b) for a, b in itertools.islice(zip(*seen[:2], strict=True), 3))
+
+
+def test_a_backend_that_cannot_run_raises_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(2)
+    monkeypatch.setattr("leadline.ops.choice._why_not_compiled", lambda: "there is no C++ compiler")
+    with pytest.raises(UsageError, match="backend='compiled' can't run here: there is no C\\+\\+ compiler"):
+        chosen("compiled", x)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(UsageError, match="backend='triton' can't run here"):
+        chosen("triton", x)
+    assert chosen("auto", x) == "lean"
