@@ -20,6 +20,7 @@ VERBS = {
     "train": "train one model",
     "generate": "write text with a model",
     "designs": "list the depth designs, or show one",
+    "bench": "measure speed and memory, side by side in one run",
     "data": "prepare text for training",
     "env": "what is installed here, for bug reports",
 }

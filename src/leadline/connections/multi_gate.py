@@ -21,10 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from leadline.config import kind
+from leadline.connections import inversion
 from leadline.connections.base import Connection, Readout, Site, State
 from leadline.errors import UsageError
 from leadline.ops import depth_attention, multi_gate_step
 from leadline.ops.depth_attention import depth_attention_weights
+from leadline.ops.multi_gate import Step
+from leadline.ops.multi_gate.inversion import Wanted
 
 BASE_BIAS = -3.0
 BASE_DEPTH = 21
@@ -38,12 +41,14 @@ class MultiGateState(NamedTuple):
         streams: one tensor (n, ..., D) once n streams live; before that, empty.
         gates: β of the sublayer that was read last, one tensor (n, ...), float32 or wider; empty before a gated read.
         output: what that sublayer gave, one tensor (..., D), waiting to be written; else empty.
+        tape: with memory="invert" and gradients, once n streams live: an opaque object that belongs to `streams`.
     """
 
     live: tuple[Tensor, ...]
     streams: tuple[Tensor, ...] = ()
     gates: tuple[Tensor, ...] = ()
     output: tuple[Tensor, ...] = ()
+    tape: tuple[inversion.Tape, ...] = ()
 
     @property
     def pending(self) -> tuple[Tensor, Tensor] | None:
@@ -100,15 +105,9 @@ class MultiGateSite(Site):
                 f"a site without gates met {self.config.streams} streams; "
                 f"the first {self.config.streams - 1} sites only append, and must come first and once"
             )
-        step = multi_gate_step(
-            state.streams[0],
-            state.pending,
-            self.pool_query,
-            (self.gate_query, self.gate_bias),
-            kind=self.config.gate,
-            eps=self.config.eps,
-        )
-        return step.read, MultiGateState((), (step.streams,), () if step.gates is None else (step.gates,))
+        step, tape = self.config.step(state, self.pool_query, (self.gate_query, self.gate_bias))
+        gates = () if step.gates is None else (step.gates,)
+        return step.read, MultiGateState((), (step.streams,), gates, tape=tape)
 
     def write(self, state: State, output: Tensor) -> State:
         """A new stream while fewer than n live; afterwards a gated write, which waits for the next read.
@@ -163,9 +162,7 @@ class MultiGateReadout(Readout):
         """x (..., D) in the streams' dtype."""
         if not state.streams:
             return _pool_live(state.live, self.pool_query, self.config.eps)
-        config = self.config
-        step = multi_gate_step(state.streams[0], state.pending, self.pool_query, None, kind=config.gate, eps=config.eps)
-        return step.read
+        return self.config.last_read(state, self.pool_query)
 
     @torch.no_grad()
     def inspect(self, state: State) -> dict[str, Tensor]:
@@ -184,15 +181,40 @@ class MultiGate(Connection):
         gate: "competitive" (streams compete with a forget mass for one write) or "independent" (a sigmoid each).
         gate_init: "paper" starts every β at the paper's target for the depth; "prenorm" [ours] starts as PreNorm with n
             distinct streams.
-        memory: "store" keeps what the backward pass needs.
+        memory: "store" keeps the streams after every write for the backward pass; "invert" works them out there, see
+            below.
         eps: in the root mean square of a stream.
+        invert_gate_limit: a row (one token of one stream) is stored where its own β exceeds it; between 0 and 1.
+        invert_budget: a row is stored where its Σ −log(1 − β) since it was last stored exceeds it; more than 0.
+        invert_anchor_every: all streams are stored after so many inverted sublayers in a row; at least 1.
+        invert_capacity: all streams are stored where the rows to store are more than this share of all; 0 to 1.
+
+    `memory="invert"` keeps β and each sublayer's output, about one vector a token and sublayer in place of n + 1. The
+    options that are None take the dtype's own value, for which gradients stay this close to those of "store", by the
+    norm of each parameter's gradient, in 96 sublayers whatever the gates:
+
+    | streams | gate_limit | budget | anchor_every | relative error of gradients |
+    |---|---|---|---|---|
+    | float64 | 0.99 | 12 | 64 | 1e-9 |
+    | float32 | 0.9 | 4 | 32 | 1e-4 |
+    | float16 | 0.5 | 1 | 16 | 2e-2 |
+    | bfloat16 | 0.5 | 0.7 | 8 | 5e-2 |
+
+    A run whose streams come out worse warns once. A forward pass has one backward pass, with retain_graph too; a second
+    one and second derivatives raise, and so does a backward pass that needs streams which nothing in it leads back to.
+    torch.compile breaks its graph at every site, so fullgraph=True fails.
+    Source: arXiv 2605.23259; what is stored is ours.
     """
 
     streams: int = 4
     gate: Literal["competitive", "independent"] = "competitive"
     gate_init: Literal["paper", "prenorm"] = "paper"
-    memory: Literal["store"] = "store"
+    memory: Literal["store", "invert"] = "store"
     eps: float = 1e-6
+    invert_gate_limit: float | None = None
+    invert_budget: float | None = None
+    invert_anchor_every: int | None = None
+    invert_capacity: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,12 +224,26 @@ class MultiGate(Connection):
             raise UsageError(f"gate={self.gate!r} is not known; competitive and independent work")
         if self.gate_init not in ("paper", "prenorm"):
             raise UsageError(f"gate_init={self.gate_init!r} is not known; paper and prenorm work")
-        if self.memory != "store":
-            raise UsageError(
-                f"memory={self.memory!r} is not available in this version, which has no inversion; store works"
-            )
         if not self.eps >= 0:
             raise UsageError(f"eps={self.eps} must not be negative")
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        if self.memory not in ("store", "invert"):
+            raise UsageError(f"memory={self.memory!r} is not known; store and invert work")
+        options = [f for f in dataclasses.fields(self) if f.name.startswith("invert_")]
+        given = [f.name for f in options if getattr(self, f.name) != f.default]
+        if given and self.memory == "store":
+            raise UsageError(f"{given[0]}={getattr(self, given[0])} needs memory=invert; memory=store inverts nothing")
+        limit, budget, every = self.invert_gate_limit, self.invert_budget, self.invert_anchor_every
+        if limit is not None and not 0 < limit < 1:
+            raise UsageError(f"invert_gate_limit={limit} must lie between 0 and 1, such as 0.9")
+        if budget is not None and not 0 < budget < math.inf:
+            raise UsageError(f"invert_budget={budget} must be a finite number more than 0, such as 4.0")
+        if every is not None and every < 1:
+            raise UsageError(f"invert_anchor_every={every} must be at least 1")
+        if not 0 <= self.invert_capacity <= 1:
+            raise UsageError(f"invert_capacity={self.invert_capacity} must lie from 0 to 1, such as 0.5")
 
     def check(self, dim: int, sublayers: int) -> None:
         """Warns where no sublayer would be gated; raises UsageError where the paper's start does not exist."""
@@ -226,11 +262,48 @@ class MultiGate(Connection):
 
     def gathered(self, live: tuple[Tensor, ...]) -> MultiGateState:
         """The state of these streams: apart while fewer than n live, and from then on in one tensor."""
-        return MultiGateState(live) if len(live) < self.streams else MultiGateState((), (torch.stack(live),))
+        if len(live) < self.streams:
+            return MultiGateState(live)
+        streams = torch.stack(live)
+        tape = (inversion.run_opened(streams, live),) if self._inverts(streams) else ()
+        return MultiGateState((), (streams,), tape=tape)
+
+    def step(
+        self, state: State, pool_query: Tensor | None, gate: tuple[Tensor, Tensor]
+    ) -> tuple[Step, tuple[inversion.Tape, ...]]:
+        """A gated read of n streams, and the tape of the streams after it."""
+        if not self._inverts(state.streams[0]):
+            step = multi_gate_step(state.streams[0], state.pending, pool_query, gate, kind=self.gate, eps=self.eps)
+            return step, ()
+        streams, read, gates, tape = self._inverted(state, pool_query, gate, Wanted())
+        return Step(streams, read, gates), (tape,)
+
+    def last_read(self, state: State, pool_query: Tensor | None) -> Tensor:
+        """A read of n streams that makes no gates."""
+        if self._inverts(state.streams[0]):
+            read: Tensor = self._inverted(state, pool_query, None, Wanted(streams=False))[1]
+            return read
+        step = multi_gate_step(state.streams[0], state.pending, pool_query, None, kind=self.gate, eps=self.eps)
+        return step.read
+
+    def _inverts(self, streams: Tensor) -> bool:
+        return self.memory == "invert" and torch.is_grad_enabled() and not streams.is_meta
+
+    def _inverted(
+        self, state: State, pool_query: Tensor | None, gate: tuple[Tensor, Tensor] | None, wanted: Wanted
+    ) -> tuple[Any, ...]:
+        streams: Tensor = state.streams[0]
+        options = inversion.Options(
+            self.invert_gate_limit, self.invert_budget, self.invert_anchor_every, self.invert_capacity
+        )
+        tape = state.tape[0] if state.tape else None
+        return inversion.run_step(streams, state.pending, tape, pool_query, gate, self.gate, self.eps, options, wanted)
 
     def pack(self, state: State) -> tuple[Tensor, ...]:
-        """The live streams, each (..., D), after the pending write."""
-        return tuple(_streams(state).unbind(0))
+        """The live streams, each (..., D), after the pending write. They are the anchor of this side of the hop."""
+        if state.pending is None or not self._inverts(state.streams[0]):
+            return tuple(_streams(state).unbind(0))
+        return tuple(self._inverted(state, None, None, Wanted(read=False))[0].unbind(0))
 
     def unpack(self, tensors: Sequence[Tensor], site: Site | Readout) -> MultiGateState:
         """The inverse of `pack`."""
@@ -238,6 +311,8 @@ class MultiGate(Connection):
 
     def make_site(self, index: int, dim: int, sublayers: int, **factory: Any) -> MultiGateSite:
         """Site `index`; the first n − 1 have no gate."""
+        if self.memory == "invert":
+            inversion.outside_compiler()
         start = None if index < self.streams - 1 else self._gate_start(index, sublayers)
         pools = index > 0 and self.streams > 1
         return MultiGateSite(self, dim, pools=pools, gate_start=start, scale=1.0 / (index + 1), **factory)

@@ -60,21 +60,17 @@ def backward(
 ) -> tuple[list[Tensor], Tensor]:
     """Gradients of the sources, with what is handed in added, and of the direction (D,)."""
     grads: list[Tensor] = []
-    ddirection = None
-    pull = None
+    pull, along = None, None
     for group in groups(len(sources)):
         size = group.stop - group.start
         given = None if handed is None else handed[group]
         run = body(_gradients, True, size, sources[0].dtype, upstream.dtype, given is None, pull is None)
         found, along, pull = run(
-            upstream, mix, scores[group], lse, sources[group], roots[group], given, direction, pull
+            upstream, mix, scores[group], lse, sources[group], roots[group], given, direction, pull, along
         )
         grads += found
-        for a, source in zip(along, sources[group], strict=True):
-            part = source.to(direction.dtype).t()
-            ddirection = torch.mv(part, a) if ddirection is None else torch.addmv(ddirection, part, a)
-    assert ddirection is not None
-    return grads, ddirection
+    assert along is not None
+    return grads, torch.mv(along.t(), along.new_ones(along.shape[0]))
 
 
 def _scores(sources: Sequence[Tensor], roots: Sequence[Tensor], direction: Tensor) -> list[Tensor]:
@@ -131,21 +127,27 @@ def _gradients(
     handed: Sequence[Tensor] | None,
     direction: Tensor,
     pull: Tensor | None,
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Gradients of the sources; what multiplies each in the direction's gradient; and `do·o`, for the next group."""
+    along: Tensor | None,
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Gradients of the sources; each token's part in the direction's gradient, (N, D); and `do·o`.
+
+    The last two go from group to group. Summing over tokens here would read every source a second time.
+    """
     dtype, dim = direction.dtype, direction.shape[0]
     do = upstream.to(dtype)
     if pull is None:
         pull = (do * mix.to(dtype)).sum(-1)
-    grads, alongs = [], []
+    grads = []
     for i, (narrow, root) in enumerate(zip(sources, roots, strict=True)):
         source = narrow.to(dtype)
         weight = (scores[i] - lse).exp()
-        along = weight * ((do * source).sum(-1) - pull) * root
-        back = along * root * scores[i] / dim
-        grad = weight.unsqueeze(-1) * do + along.unsqueeze(-1) * direction - back.unsqueeze(-1) * source
+        slope = weight * ((do * source).sum(-1) - pull) * root
+        back = slope * root * scores[i] / dim
+        part = slope.unsqueeze(-1) * source
+        along = part if along is None else along + part
+        grad = weight.unsqueeze(-1) * do + slope.unsqueeze(-1) * direction - back.unsqueeze(-1) * source
         if handed is not None:
             grad = grad + handed[i].to(dtype)
         grads.append(grad.to(narrow.dtype))
-        alongs.append(along)
-    return grads, alongs, pull
+    assert along is not None
+    return grads, along, pull

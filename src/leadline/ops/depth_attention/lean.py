@@ -5,7 +5,7 @@ With `r_i = rsqrt(mean v_i² + eps)`, `q = query ⊙ gain`, `s_i = r_i q·v_i`, 
     ds_i = p_i (do·v_i − do·o)                  dv_i = p_i do + ds_i r_i (q − (s_i r_i / D) v_i)
     dq = Σ_tokens Σ_i ds_i r_i v_i              dquery = dq ⊙ gain,  dgain = dq ⊙ query
 
-A read hands its sources on, so that the gradient of all later reads of a source comes back through this one, which adds
+A read hands its sources on: the gradient of all later reads of a source comes back through this one, which adds
 its own part while it writes: no pass goes into adding gradients up. Saved for backward: r and s, 2k numbers a token, and
 their log-sum-exp, beside the sources, which live anyway, and o, which the norm that reads it keeps anyway. Sources of a
 narrower dtype are widened one at a time. The bodies are these, in plain PyTorch, or those of `compiled`.
