@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leadline.errors import UsageError
 from leadline.ops.choice import Backend
-from leadline.ops.stream_mixing import birkhoff, project, read_streams, sinkhorn, write_streams
+from leadline.ops.stream_mixing import StreamRead, birkhoff, hyper_read, manifold_read, sinkhorn, write_streams
 from leadline.ops.stream_mixing.reference import permutations
 
 BACKENDS: tuple[Backend, ...] = ("reference", "lean")
@@ -30,12 +30,24 @@ def cases(tokens: int, streams: int, dim: int) -> dict[str, tuple[Callable[..., 
     streams_TND = numbers(tokens, streams, dim)
     pre = numbers(streams, tokens)
     mixing = numbers(streams, streams, tokens)
+    k = streams + 2
+
+    def rows(count: int) -> list[tuple[int, tuple[int, ...]]]:
+        return [(count, (streams * dim,)), (count, ()), (count, ())]
+
     return {
-        "project": (
-            lambda x, w, backend: project(x, w, 1e-6, backend=backend),
-            (numbers(tokens, dim), numbers(3, dim)),
+        "hyper": (
+            lambda x, w, c, s, backend: tuple(hyper_read(x, w, c, s, 1e-6, backend=backend)),
+            (streams_TND, numbers(k, dim), numbers(k, streams), numbers(k)),
         ),
-        "read": (lambda x, p, backend: read_streams(x, p.t(), backend=backend), (streams_TND, pre)),
+        "sinkhorn read": (
+            lambda x, w, b, s, backend: tuple(manifold_read(x, w, b, s, "sinkhorn", 4, 1e-6, backend=backend)),
+            (streams_TND, *(numbers(m, *size) for m, size in rows(2 * streams + streams**2))),
+        ),
+        "birkhoff read": (
+            lambda x, w, b, s, backend: tuple(manifold_read(x, w, b, s, "birkhoff", 4, 1e-6, backend=backend)),
+            (streams_TND, *(numbers(m, *size) for m, size in rows(2 * streams + math.factorial(streams)))),
+        ),
         "write": (
             lambda x, f, m, p, backend: write_streams(x, f, m.permute(2, 0, 1), p.t(), backend=backend),
             (streams_TND, numbers(tokens, dim), mixing, pre),
@@ -86,7 +98,7 @@ def test_lean_second_derivatives_raise_instead_of_being_wrong(name: str) -> None
         first.square().sum().backward()
 
 
-@pytest.mark.parametrize("name", ["project", "read", "write"])
+@pytest.mark.parametrize("name", ["hyper", "sinkhorn read", "birkhoff read", "write"])
 def test_bfloat16_streams_are_as_near_the_truth_as_plain_pytorch(name: str) -> None:
     operator, inputs = cases(64, 4, 48)[name]
     exact = [
@@ -161,13 +173,13 @@ def test_sinkhorn_stands_logits_that_exp_cannot(backend: Backend) -> None:
 
 
 def test_autocast_has_no_say() -> None:
-    x, w = numbers(4, 8, dtype=torch.float32), numbers(3, 8, dtype=torch.float32)
-    plain = project(x, w, 1e-6)[0]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(project(x, w, 1e-6)[0], plain)
-        assert torch.equal(
-            project(x, w, 1e-6, backend="reference")[0].float(), project(x, w, 1e-6, backend="reference")[0]
-        )
+    inputs = [numbers(4, 2, 8), numbers(4, 8), numbers(4, 2), numbers(4)]
+    inputs = [x.detach().float() for x in inputs]
+    for backend in BACKENDS:
+        plain = hyper_read(*inputs, 1e-6, backend=backend)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = hyper_read(*inputs, 1e-6, backend=backend)
+        assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
 
 
 def test_an_unknown_backend_raises() -> None:

@@ -22,7 +22,7 @@ from leadline.config import kind
 from leadline.connections.base import Connection, Readout, Site, State
 from leadline.errors import UsageError
 from leadline.ops.precision import no_autocast
-from leadline.ops.stream_mixing import project, read_streams, write_streams
+from leadline.ops.stream_mixing import StreamRead, hyper_read, write_streams
 
 
 class StreamsState(NamedTuple):
@@ -32,37 +32,25 @@ class StreamsState(NamedTuple):
     pending: tuple[Tensor, ...] = ()
 
 
-class Coefficients(NamedTuple):
-    """What a site makes of its streams, float32 or wider, and the streams (T, N, D) to be used from here on.
-
-    `H'_i = Σ_j mixing_ij H_j + post_i F`: the first index of `mixing` is the stream that is written.
-    """
-
-    pre: Tensor
-    mixing: Tensor
-    post: Tensor
-    streams: Tensor
-
-
 class StreamsSite(Site):
-    """One sublayer's place among n streams. A subclass says what the coefficients are."""
+    """One sublayer's place among n streams. A subclass says how it reads."""
 
     def __init__(self, streams: int, dim: int) -> None:
         super().__init__(scale=1.0)
         self.streams = streams
         self.dim = dim
 
-    def coefficients(self, streams_TND: Tensor) -> Coefficients:
-        """Pre (T, N), mixing (T, N, N) and post (T, N) for these streams."""
-        raise TypeError(f"{type(self).__name__} does not define coefficients")
+    def read_streams(self, streams_TND: Tensor) -> StreamRead:
+        """What this sublayer reads of these streams, and the coefficients of its write."""
+        raise TypeError(f"{type(self).__name__} does not define read_streams")
 
     def read(self, state: State) -> tuple[Tensor, State]:
         """`h = Σ_i pre_i H_i`. The write's coefficients depend on the same streams, so they are made here and kept."""
         shape = state.streams.shape
         with no_autocast(state.streams):
-            pre, mixing, post, streams_TND = self.coefficients(state.streams.reshape(-1, self.streams, self.dim))
-        h_TD, streams_TND = read_streams(streams_TND, pre)
-        return h_TD.view(*shape[:-2], self.dim), StreamsState(streams_TND.view(shape), (mixing, post))
+            found = self.read_streams(state.streams.reshape(-1, self.streams, self.dim))
+        new = StreamsState(found.streams.view(shape), (found.mixing, found.post))
+        return found.h.view(*shape[:-2], self.dim), new
 
     def write(self, state: State, output: Tensor) -> State:
         """`H'_i = Σ_j M_ij H_j + post_i F`.
@@ -86,12 +74,12 @@ class StreamsSite(Site):
         """`weights` (pre), `gates` (post), `mixing` (from the last index to the one before it) and `streams`."""
         shape = state.streams.shape
         with no_autocast(state.streams):
-            pre, mixing, post, _ = self.coefficients(state.streams.detach().reshape(-1, self.streams, self.dim))
+            found = self.read_streams(state.streams.detach().reshape(-1, self.streams, self.dim))
         lead = shape[:-2]
         return {
-            "weights": pre.reshape(*lead, self.streams).float(),
-            "gates": post.reshape(*lead, self.streams).float(),
-            "mixing": mixing.reshape(*lead, self.streams, self.streams).float(),
+            "weights": found.pre.reshape(*lead, self.streams).float(),
+            "gates": found.post.reshape(*lead, self.streams).float(),
+            "mixing": found.mixing.reshape(*lead, self.streams, self.streams).float(),
             "streams": state.streams.detach().movedim(-2, 0).float(),
         }
 
@@ -193,16 +181,12 @@ class HyperSite(StreamsSite):
         for scale in (self.s_pre, self.s_res, self.s_post):
             scale.fill_(0.01)
 
-    def coefficients(self, streams_TND: Tensor) -> Coefficients:
-        """One projection and one tanh for all coefficients: rows pre, res (one a column of `res`), post."""
-        n = self.streams
+    def read_streams(self, streams_TND: Tensor) -> StreamRead:
+        """All coefficients from one projection, whose rows are pre, res (one a column of `res`), post."""
         weight = torch.cat((self.w_pre.unsqueeze(0), self.w_res.t(), self.w_post.unsqueeze(0)))
-        y, rows = project(streams_TND.view(-1, self.dim), weight, self.eps)
-        static = torch.cat((self.pre.unsqueeze(0), self.res.t(), self.post.unsqueeze(0))).unsqueeze(1)
-        scale = torch.cat((self.s_pre, self.s_res.expand(n), self.s_post)).view(-1, 1, 1)
-        bounded = torch.tanh(y).view(n + 2, -1, n)
-        pre, mixing, post = torch.addcmul(static.to(y.dtype), scale.to(y.dtype), bounded).split((1, n, 1))
-        return Coefficients(pre.squeeze(0), mixing.transpose(0, 1), post.squeeze(0), rows.view(streams_TND.shape))
+        static = torch.cat((self.pre.unsqueeze(0), self.res.t(), self.post.unsqueeze(0)))
+        scale = torch.cat((self.s_pre, self.s_res.expand(self.streams), self.s_post))
+        return hyper_read(streams_TND, weight, static, scale, self.eps)
 
 
 @kind("hyper-connections")

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from leadline.config import kind
-from leadline.connections.hyper import Coefficients, StreamsConnection, StreamsSite
+from leadline.connections.hyper import StreamsConnection, StreamsSite
 from leadline.errors import UsageError
-from leadline.ops.stream_mixing import birkhoff, project, sinkhorn
+from leadline.ops.stream_mixing import StreamRead, manifold_read
 
 MOST_PERMUTED = 5
 """The most streams whose permutations are all listed: 5! = 120, 6! = 720."""
@@ -87,22 +87,13 @@ class ManifoldSite(StreamsSite):
             self.b_res.fill_(-8.0)
             self.b_res[0] = 0.0
 
-    def coefficients(self, streams_TND: Tensor) -> Coefficients:
-        """One projection for all coefficients; tokens are the last index until the mixing is made."""
-        n = self.streams
+    def read_streams(self, streams_TND: Tensor) -> StreamRead:
+        """All coefficients from one projection, whose rows are pre, post, res."""
         weight = torch.cat((self.phi_pre, self.phi_post, self.phi_res), 1).t()
-        y_kT, rows = project(streams_TND.view(-1, n * self.dim), weight, self.eps)
-        bias = torch.cat((self.b_pre, self.b_post, self.b_res.view(-1))).unsqueeze(1)
-        sizes = (n, n, self.numbers)
-        scales = (self.a_pre, self.a_post, self.a_res)
-        scale = torch.cat([a.expand(size) for a, size in zip(scales, sizes, strict=True)]).unsqueeze(1)
-        pre, post, res = torch.addcmul(bias.to(y_kT.dtype), scale.to(y_kT.dtype), y_kT).split(sizes)
-        if self.mixing == "sinkhorn":
-            mixing_NNT = sinkhorn(res.unflatten(0, (n, n)), self.iterations)
-        else:
-            mixing_NNT = birkhoff(res, n)
-        pre, post = torch.sigmoid(pre).t(), (2 * torch.sigmoid(post)).t()
-        return Coefficients(pre, mixing_NNT.permute(2, 0, 1), post, rows.view(streams_TND.shape))
+        bias = torch.cat((self.b_pre, self.b_post, self.b_res.view(-1)))
+        sizes = zip((self.a_pre, self.a_post, self.a_res), (self.streams, self.streams, self.numbers), strict=True)
+        scale = torch.cat([a.expand(size) for a, size in sizes])
+        return manifold_read(streams_TND, weight, bias, scale, self.mixing, self.iterations, self.eps)
 
 
 @kind("manifold-hyper-connections")

@@ -6,55 +6,104 @@ N streams, D width. Streams keep their dtype; coefficients are float32 or wider;
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Literal
 
 from torch import Tensor
 
+from leadline.errors import UsageError
 from leadline.ops.choice import Backend, chosen
 from leadline.ops.precision import no_autocast
-from leadline.ops.stream_mixing import lean, reference
+from leadline.ops.stream_mixing import lean, reads, reference
+from leadline.ops.stream_mixing.reference import StreamRead
 
-__all__ = ["birkhoff", "project", "read_streams", "sinkhorn", "write_streams"]
-
-
-def _module(backend: Backend, like: Tensor) -> ModuleType:
-    return reference if chosen(backend, like) == "reference" else lean
+__all__ = ["StreamRead", "birkhoff", "hyper_read", "manifold_read", "sinkhorn", "write_streams"]
 
 
-def project(rows_TK: Tensor, weight_kK: Tensor, eps: float, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
-    """`y = W rms(x)`, token by token, and the rows handed on.
+def hyper_read(
+    streams_TND: Tensor,
+    weight_kD: Tensor,
+    static_kN: Tensor,
+    scale_k: Tensor,
+    eps: float,
+    *,
+    backend: Backend = "auto",
+) -> StreamRead:
+    """The width step of Hyper-Connections: coefficients that each stream makes for itself, and the read.
 
-    Args:
-        rows_TK: (T, K), any floating dtype.
-        weight_kK: (k, K).
-        eps: in `rms(x) = x / sqrt(mean x² + eps)`.
-        backend: "reference" or "lean"; "auto" is lean.
-
-    Returns:
-        y (k, T), float32 or wider; and the rows, to be used from here on: their gradient then comes back through this
-        operator, which adds its own to it.
-
-    Source: 2409.19606 (a row is one stream) and 2512.24880 (a row is all streams of a token).
-    """
-    with no_autocast(rows_TK):
-        result: tuple[Tensor, Tensor] = _module(backend, rows_TK).project(rows_TK, weight_kK, eps)
-    return result
-
-
-def read_streams(streams_TND: Tensor, pre_TN: Tensor, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
-    """`h = Σ_i pre_i H_i`, and the streams handed on (see `project`).
+    With k = N + 2 rows: pre, one for each stream that is read into the mixing, post:
+    `c = static + scale tanh(W rms(H_i))`, `pre_i = c_0i`, `mixing_ji = c_(1+j)i`, `post_i = c_(N+1)i`,
+    `h = Σ_i pre_i H_i`.
 
     Args:
-        streams_TND: (T, N, D), any floating dtype.
-        pre_TN: (T, N), float32 or wider.
-        backend: "reference" or "lean"; "auto" is lean.
+        streams_TND: H, (T, N, D), any floating dtype.
+        weight_kD: W, (N + 2, D).
+        static_kN: (N + 2, N).
+        scale_k: (N + 2).
+        eps: in `rms(x) = x / sqrt(mean x² + eps)`, over each stream.
+        backend: see `leadline.ops.choice`.
 
-    Returns:
-        h (T, D) in the streams' dtype, and the streams.
+    Raises:
+        UsageError: shapes don't fit, or a backend that can't run here.
+
+    Source: arXiv 2409.19606.
     """
+    n = streams_TND.shape[1]
+    if weight_kD.shape[0] != n + 2:
+        raise UsageError(f"{n} streams need weights of {n + 2} rows, not {weight_kD.shape[0]}")
+    implementation = chosen(backend, streams_TND)
+    arguments = (streams_TND, weight_kD, static_kN, scale_k, eps)
     with no_autocast(streams_TND):
-        result: tuple[Tensor, Tensor] = _module(backend, streams_TND).read_streams(streams_TND, pre_TN)
-    return result
+        if implementation == "reference":
+            return reference.hyper_read(*arguments)
+        if implementation == "triton":
+            from leadline.ops.stream_mixing import triton
+
+            return StreamRead(*triton.hyper_read(*arguments))
+        return reads.hyper_read(*arguments, implementation == "compiled")
+
+
+def manifold_read(
+    streams_TND: Tensor,
+    weight_kK: Tensor,
+    bias_k: Tensor,
+    scale_k: Tensor,
+    kind: Literal["sinkhorn", "birkhoff"],
+    iterations: int,
+    eps: float,
+    *,
+    backend: Backend = "auto",
+) -> StreamRead:
+    """The width step of mHC and mHC-lite: coefficients from all streams of a token, and the read.
+
+    With `u = bias + scale (W rms(vec H))`, rows pre (N), post (N), res (R): `pre = σ(u_pre)`, `post = 2σ(u_post)`, the
+    mixing from `u_res` by `kind`, `h = Σ_i pre_i H_i`.
+
+    Args:
+        streams_TND: H, (T, N, D), any floating dtype.
+        weight_kK: W, (2N + R, N·D).
+        bias_k, scale_k: (2N + R).
+        kind: "sinkhorn", R = N² numbers, row after row; or "birkhoff", R = N!, as `birkhoff` orders them.
+        iterations: of Sinkhorn.
+        eps: in `rms(x) = x / sqrt(mean x² + eps)`, over all streams.
+        backend: see `leadline.ops.choice`.
+
+    Raises:
+        UsageError: an unknown kind, or a backend that can't run here.
+
+    Source: arXiv 2512.24880 and 2601.05732.
+    """
+    if kind not in ("sinkhorn", "birkhoff"):
+        raise UsageError(f"mixing={kind!r} is unknown; sinkhorn and birkhoff work")
+    implementation = chosen(backend, streams_TND)
+    arguments = (streams_TND, weight_kK, bias_k, scale_k, kind, iterations, eps)
+    with no_autocast(streams_TND):
+        if implementation == "reference":
+            return reference.manifold_read(*arguments)
+        if implementation == "triton":
+            from leadline.ops.stream_mixing import triton
+
+            return StreamRead(*triton.manifold_read(*arguments))
+        return reads.manifold_read(*arguments, implementation == "compiled")
 
 
 def write_streams(
@@ -67,14 +116,21 @@ def write_streams(
         output_TD: F, (T, D), any floating dtype.
         mixing_TNN: M, (T, N, N), float32 or wider, any strides.
         post_TN: (T, N), as M.
-        backend: "reference" or "lean"; "auto" is lean.
+        backend: see `leadline.ops.choice`.
 
     Returns:
         H' (T, N, D) in the streams' dtype.
     """
+    implementation = chosen(backend, streams_TND)
+    arguments = (streams_TND, output_TD, mixing_TNN, post_TN)
     with no_autocast(streams_TND):
-        result: Tensor = _module(backend, streams_TND).write_streams(streams_TND, output_TD, mixing_TNN, post_TN)
-    return result
+        if implementation == "reference":
+            return reference.write_streams(*arguments)
+        if implementation == "triton":
+            from leadline.ops.stream_mixing import triton
+
+            return triton.write_streams(*arguments)
+        return lean.write_streams(*arguments, implementation == "compiled")
 
 
 def sinkhorn(logits_NNT: Tensor, iterations: int = 20, *, backend: Backend = "auto") -> Tensor:
@@ -83,15 +139,17 @@ def sinkhorn(logits_NNT: Tensor, iterations: int = 20, *, backend: Backend = "au
     Args:
         logits_NNT: (N, N, ...): row, column, then any shape. Any finite values.
         iterations: at least 1; rows come last, so it is they that sum to one.
-        backend: "reference" or "lean"; "auto" is lean.
+        backend: see `leadline.ops.choice`.
 
     Returns:
         Of the logits' shape.
 
     Source: mHC, 2512.24880; the first iteration in the log domain, so that no logit overflows.
     """
-    result: Tensor = _module(backend, logits_NNT).sinkhorn(logits_NNT, iterations)
-    return result
+    implementation = chosen(backend, logits_NNT)
+    if implementation == "reference":
+        return reference.sinkhorn(logits_NNT, iterations)
+    return lean.sinkhorn(logits_NNT, iterations, implementation == "compiled")
 
 
 def birkhoff(logits_PT: Tensor, streams: int, *, backend: Backend = "auto") -> Tensor:
@@ -100,13 +158,13 @@ def birkhoff(logits_PT: Tensor, streams: int, *, backend: Backend = "auto") -> T
     Args:
         logits_PT: (N!, T), in lexicographic order of the permutations, the identity first.
         streams: N.
-        backend: "reference" or "lean"; "auto" is lean.
+        backend: see `leadline.ops.choice`.
 
     Returns:
         (N, N, T).
 
     Source: mHC-lite, 2601.05732.
     """
+    module = reference if chosen(backend, logits_PT) == "reference" else lean
     with no_autocast(logits_PT):
-        result: Tensor = _module(backend, logits_PT).birkhoff(logits_PT, streams)
-    return result
+        return module.birkhoff(logits_PT, streams)

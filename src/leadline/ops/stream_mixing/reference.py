@@ -1,12 +1,13 @@
 """Reading, writing and mixing residual streams in plain PyTorch: the truth that `lean` is tested against.
 
-T tokens, N streams, D width, K row width, k projections. Coefficients are float32 or wider; streams keep their dtype.
+T tokens, N streams, D width, K = N·D, k projections, R numbers that make a mixing. Coefficients are float32 or wider; streams keep their dtype.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,17 +15,58 @@ from torch import Tensor
 from leadline.ops.precision import wide
 
 
-def project(rows_TK: Tensor, weight_kK: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See `leadline.ops.stream_mixing.project`."""
-    x_TK = rows_TK.to(wide(rows_TK.dtype))
+class StreamRead(NamedTuple):
+    """What a read of streams gives; the write that follows takes `mixing` and `post`.
+
+    Attributes:
+        pre: (T, N), float32 or wider, as `mixing` and `post`.
+        h: `Σ_i pre_i H_i`, (T, D) in the streams' dtype.
+        mixing: M, (T, N, N); the first stream is the one that is written.
+        post: (T, N).
+        streams: H, (T, N, D), handed on: to be used from here on, so that their gradient comes back through the read.
+    """
+
+    pre: Tensor
+    h: Tensor
+    mixing: Tensor
+    post: Tensor
+    streams: Tensor
+
+
+def hyper_read(streams_TND: Tensor, weight_kD: Tensor, static_kN: Tensor, scale_k: Tensor, eps: float) -> StreamRead:
+    """See `leadline.ops.stream_mixing.hyper_read`."""
+    n = streams_TND.shape[1]
+    x_TND = streams_TND.to(wide(streams_TND.dtype))
+    normed_TND = x_TND * torch.rsqrt(x_TND.square().mean(-1, keepdim=True) + eps)
+    bounded_kTN = torch.tanh(torch.einsum("kd,tnd->ktn", weight_kD.to(x_TND.dtype), normed_TND))
+    made_kTN = static_kN.to(x_TND.dtype).unsqueeze(1) + scale_k.to(x_TND.dtype).view(-1, 1, 1) * bounded_kTN
+    pre_TN, mixing_NTN, post_TN = made_kTN[0], made_kTN[1 : n + 1], made_kTN[n + 1]
+    return StreamRead(pre_TN, _weighted(streams_TND, pre_TN), mixing_NTN.transpose(0, 1), post_TN, streams_TND)
+
+
+def manifold_read(
+    streams_TND: Tensor,
+    weight_kK: Tensor,
+    bias_k: Tensor,
+    scale_k: Tensor,
+    kind: str,
+    iterations: int,
+    eps: float,
+) -> StreamRead:
+    """See `leadline.ops.stream_mixing.manifold_read`."""
+    n = streams_TND.shape[1]
+    x_TK = streams_TND.flatten(1).to(wide(streams_TND.dtype))
     normed_TK = x_TK * torch.rsqrt(x_TK.square().mean(-1, keepdim=True) + eps)
-    return weight_kK.to(x_TK.dtype) @ normed_TK.t(), rows_TK
+    made_kT = weight_kK.to(x_TK.dtype) @ normed_TK.t()
+    made_kT = bias_k.to(x_TK.dtype).unsqueeze(1) + scale_k.to(x_TK.dtype).unsqueeze(1) * made_kT
+    pre_TN, post_TN = torch.sigmoid(made_kT[:n]).t(), 2 * torch.sigmoid(made_kT[n : 2 * n]).t()
+    res_RT = made_kT[2 * n :]
+    mixing_NNT = sinkhorn(res_RT.unflatten(0, (n, n)), iterations) if kind == "sinkhorn" else birkhoff(res_RT, n)
+    return StreamRead(pre_TN, _weighted(streams_TND, pre_TN), mixing_NNT.permute(2, 0, 1), post_TN, streams_TND)
 
 
-def read_streams(streams_TND: Tensor, pre_TN: Tensor) -> tuple[Tensor, Tensor]:
-    """See `leadline.ops.stream_mixing.read_streams`."""
-    h_TD = (pre_TN.unsqueeze(-1) * streams_TND).sum(-2)
-    return h_TD.to(streams_TND.dtype), streams_TND
+def _weighted(streams_TND: Tensor, pre_TN: Tensor) -> Tensor:
+    return (pre_TN.unsqueeze(-1) * streams_TND).sum(-2).to(streams_TND.dtype)
 
 
 def write_streams(streams_TND: Tensor, output_TD: Tensor, mixing_TNN: Tensor, post_TN: Tensor) -> Tensor:

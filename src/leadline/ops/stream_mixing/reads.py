@@ -1,0 +1,283 @@
+"""The width step of residual streams with hand-written gradients: coefficients and read in one autograd function.
+
+The streams are handed on, so that one gradient passes back from the write through the read, which adds its own part to
+it. Names: `r` a reciprocal root mean square, `y = r W x` the projections, `c` what is made of them. Backward, with
+`dy` the projections' gradient and K the width of x:
+
+    dx = r (Wᵀ dy − (r dy·y / K) x) + pre dh + what is handed in        dW = Σ_tokens r dy xᵀ
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from leadline.ops.bodies import body
+from leadline.ops.precision import no_autocast, wide
+from leadline.ops.stream_mixing import compiled
+from leadline.ops.stream_mixing.lean import birkhoff, sinkhorn, weighted_sum
+from leadline.ops.stream_mixing.reference import StreamRead
+
+
+def projected(rows_MK: Tensor, weight_kK: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`W rms(x)` of rows x, (k, M), and the reciprocal roots (M)."""
+    x_MK = rows_MK.to(weight_kK.dtype)
+    norm_M = torch.linalg.vector_norm(x_MK, dim=-1)
+    root_M = norm_M.square_().div_(x_MK.shape[-1]).add_(eps).rsqrt_()
+    return torch.mm(weight_kK, x_MK.t()).mul_(root_M), root_M
+
+
+def _projected_back(
+    x_MK: Tensor, weight_kK: Tensor, y_kM: Tensor, root_M: Tensor, dy_kM: Tensor, dx_MK: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Gradients of rows (what is handed in included) and weight."""
+    slope_kM = dy_kM * root_M
+    pull_M = (slope_kM * y_kM).sum(0).mul_(root_M).div_(-x_MK.shape[-1])
+    if dx_MK is None:
+        grad_MK = torch.mm(slope_kM.t(), weight_kK)
+    else:
+        grad_MK = torch.addmm(dx_MK.to(weight_kK.dtype), slope_kM.t(), weight_kK)
+    grad_MK.addcmul_(x_MK, pull_M.unsqueeze(-1))
+    return grad_MK, torch.mm(slope_kM, x_MK)
+
+
+def _hyper_made(projected_kTN: Tensor, static_kN: Tensor, scale_k: Tensor) -> Tensor:
+    return torch.addcmul(static_kN.unsqueeze(1), scale_k.view(-1, 1, 1), torch.tanh(projected_kTN))
+
+
+class _HyperRead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        streams_TND: Tensor,
+        weight_kD: Tensor,
+        static_kN: Tensor,
+        scale_k: Tensor,
+        eps: float,
+        compile_bodies: bool,
+    ) -> tuple[Tensor, ...]:
+        made_kTN, h_TD, projected_kTN, root_TN = _hyper_forward(
+            streams_TND, weight_kD, static_kN, scale_k, eps, compile_bodies
+        )
+        ctx.set_materialize_grads(False)
+        ctx.compile_bodies = compile_bodies
+        pre, mixing, post = _hyper_parts(made_kTN)
+        ctx.save_for_backward(streams_TND, weight_kD, scale_k, projected_kTN, root_TN, pre)
+        return pre, h_TD, mixing, post, streams_TND.view_as(streams_TND)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any,
+        dpre_TN: Tensor | None,
+        dh_TD: Tensor | None,
+        dmixing_TNN: Tensor | None,
+        dpost_TN: Tensor | None,
+        dstreams_TND: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        streams_TND, weight_kD, scale_k, projected_kTN, root_TN, pre_TN = ctx.saved_tensors
+        dmade_kTN = torch.zeros_like(projected_kTN)
+        if dpre_TN is not None:
+            dmade_kTN[0] = dpre_TN
+        if dmixing_TNN is not None:
+            dmade_kTN[1:-1] = dmixing_TNN.transpose(0, 1)
+        if dpost_TN is not None:
+            dmade_kTN[-1] = dpost_TN
+        arguments = (streams_TND, weight_kD, scale_k, projected_kTN, root_TN, pre_TN, dmade_kTN, dh_TD, dstreams_TND)
+        run: Any = _hyper_back
+        if ctx.compile_bodies:
+            given = (dh_TD is None, dstreams_TND is None)
+            run = body(compiled.hyper_back, True, streams_TND.shape[1], streams_TND.dtype, *given)
+        with no_autocast(streams_TND):
+            return *run(*arguments), None, None
+
+
+def _hyper_parts(made_kTN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pre (T, N), mixing (T, N, N) and post (T, N), each with memory of its own."""
+    return made_kTN[0].clone(), made_kTN[1:-1].transpose(0, 1).contiguous(), made_kTN[-1].clone()
+
+
+def _hyper_forward(
+    streams_TND: Tensor, weight_kD: Tensor, static_kN: Tensor, scale_k: Tensor, eps: float, compile_bodies: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    tokens, count, dim = streams_TND.shape
+    if compile_bodies:
+        run = body(compiled.hyper, True, count, streams_TND.dtype)
+        made: tuple[Tensor, Tensor, Tensor, Tensor] = run(streams_TND, weight_kD, static_kN, scale_k, eps)
+        return made
+    projected_kM, root_M = projected(streams_TND.reshape(-1, dim), weight_kD, eps)
+    projected_kTN = projected_kM.view(weight_kD.shape[0], tokens, count)
+    made_kTN = _hyper_made(projected_kTN, static_kN, scale_k)
+    h_TD = weighted_sum(streams_TND.to(weight_kD.dtype), made_kTN[0]).to(streams_TND.dtype)
+    return made_kTN, h_TD, projected_kTN, root_M.view(tokens, count)
+
+
+def _hyper_back(
+    streams_TND: Tensor,
+    weight_kD: Tensor,
+    scale_k: Tensor,
+    projected_kTN: Tensor,
+    root_TN: Tensor,
+    pre_TN: Tensor,
+    dmade_kTN: Tensor,
+    dh_TD: Tensor | None,
+    dstreams_TND: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    shape, dim, dtype = streams_TND.shape, streams_TND.shape[-1], weight_kD.dtype
+    x_TND = streams_TND.to(dtype)
+    if dh_TD is not None:
+        dmade_kTN[0] += torch.bmm(x_TND, dh_TD.to(dtype).unsqueeze(-1)).squeeze(-1)
+    tanh_kTN = torch.tanh(projected_kTN)
+    dstatic_kN, dscale_k = dmade_kTN.sum(1), (dmade_kTN * tanh_kTN).sum((1, 2))
+    dy_kTN = dmade_kTN * scale_k.view(-1, 1, 1) * (1 - tanh_kTN.square())
+    grad_MD, dweight_kD = _projected_back(
+        x_TND.reshape(-1, dim),
+        weight_kD,
+        projected_kTN.flatten(1),
+        root_TN.flatten(),
+        dy_kTN.flatten(1),
+        None if dstreams_TND is None else dstreams_TND.reshape(-1, dim),
+    )
+    grad_TND = grad_MD.view(shape)
+    if dh_TD is not None:
+        grad_TND = torch.addcmul(grad_TND, pre_TN.unsqueeze(-1), dh_TD.to(dtype).unsqueeze(1))
+    return grad_TND.to(streams_TND.dtype), dweight_kD, dstatic_kN, dscale_k
+
+
+def hyper_read(
+    streams_TND: Tensor,
+    weight_kD: Tensor,
+    static_kN: Tensor,
+    scale_k: Tensor,
+    eps: float,
+    compile_bodies: bool = False,
+) -> StreamRead:
+    """See `leadline.ops.stream_mixing.hyper_read`."""
+    dtype = wide(streams_TND.dtype)
+    weights = (weight_kD.to(dtype), static_kN.to(dtype), scale_k.to(dtype))
+    compile_bodies = compile_bodies and not torch.compiler.is_compiling()
+    if torch.is_grad_enabled():
+        return StreamRead(*_HyperRead.apply(streams_TND, *weights, eps, compile_bodies))
+    made_kTN, h_TD, _, _ = _hyper_forward(streams_TND, *weights, eps, compile_bodies)
+    return StreamRead(made_kTN[0], h_TD, made_kTN[1:-1].transpose(0, 1), made_kTN[-1], streams_TND)
+
+
+class _ManifoldRead(torch.autograd.Function):
+    """Everything but the mixing, which `sinkhorn` and `birkhoff` make of the logits (R, T)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        streams_TND: Tensor,
+        weight_kK: Tensor,
+        bias_k: Tensor,
+        scale_k: Tensor,
+        eps: float,
+        compile_bodies: bool,
+    ) -> tuple[Tensor, ...]:
+        y_kT, root_T = projected(streams_TND.flatten(1), weight_kK, eps)
+        pre_TN, h_TD, res_RT, post_TN = _manifold_made(streams_TND, y_kT, bias_k, scale_k, compile_bodies)
+        ctx.set_materialize_grads(False)
+        ctx.compile_bodies = compile_bodies
+        ctx.save_for_backward(streams_TND, weight_kK, scale_k, y_kT, root_T, pre_TN, post_TN)
+        return pre_TN, h_TD, res_RT, post_TN, streams_TND.view_as(streams_TND)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any,
+        dpre_TN: Tensor | None,
+        dh_TD: Tensor | None,
+        dres_RT: Tensor | None,
+        dpost_TN: Tensor | None,
+        dstreams_TND: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        streams_TND, weight_kK, scale_k, y_kT, root_T, pre_TN, post_TN = ctx.saved_tensors
+        n, dtype = streams_TND.shape[1], weight_kK.dtype
+        compile_bodies = ctx.compile_bodies
+        with no_autocast(streams_TND):
+            dmade_kT = torch.zeros_like(y_kT)
+            if dpre_TN is not None:
+                dmade_kT[:n] = dpre_TN.t()
+            if dh_TD is not None:
+                dmade_kT[:n] += _products(streams_TND, dh_TD, compile_bodies)
+            dmade_kT[:n] *= (pre_TN * (1 - pre_TN)).t()
+            if dpost_TN is not None:
+                dmade_kT[n : 2 * n] = (dpost_TN * post_TN * (1 - 0.5 * post_TN)).t()
+            if dres_RT is not None:
+                dmade_kT[2 * n :] = dres_RT
+            dbias_k, dscale_k = dmade_kT.sum(1), (dmade_kT * y_kT).sum(1)
+            slope_kT = dmade_kT * scale_k.unsqueeze(1) * root_T
+            x_TK = streams_TND.flatten(1).to(dtype)
+            pull_T = (slope_kT * y_kT).sum(0).mul_(root_T).div_(-x_TK.shape[-1])
+            if dstreams_TND is None:
+                grad_TK = torch.mm(slope_kT.t(), weight_kK)
+            else:
+                grad_TK = torch.addmm(dstreams_TND.flatten(1).to(dtype), slope_kT.t(), weight_kK)
+            dweight_kK = torch.mm(slope_kT, x_TK)
+            grad_TND = grad_TK.view(streams_TND.shape)
+            if compile_bodies:
+                run = body(compiled.pulled, True, n, streams_TND.dtype, dh_TD is None)
+                grad_TND = run(grad_TND, streams_TND, pre_TN, pull_T, dh_TD)
+            else:
+                grad_TK.addcmul_(x_TK, pull_T.unsqueeze(-1))
+                if dh_TD is not None:
+                    grad_TND = torch.addcmul(grad_TND, pre_TN.unsqueeze(-1), dh_TD.to(dtype).unsqueeze(1))
+                grad_TND = grad_TND.to(streams_TND.dtype)
+        return grad_TND, dweight_kK, dbias_k, dscale_k, None, None
+
+
+def _products(streams_TND: Tensor, dh_TD: Tensor, compile_bodies: bool) -> Tensor:
+    """`H_i · dh`, (N, T)."""
+    if compile_bodies:
+        result: Tensor = body(compiled.products, True, streams_TND.shape[1], streams_TND.dtype)(streams_TND, dh_TD)
+        return result
+    dtype = wide(streams_TND.dtype)
+    return torch.bmm(streams_TND.to(dtype), dh_TD.to(dtype).unsqueeze(-1)).squeeze(-1).t()
+
+
+def _manifold_made(
+    streams_TND: Tensor, y_kT: Tensor, bias_k: Tensor, scale_k: Tensor, compile_bodies: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Pre (T, N), h (T, D), the mixing's logits (R, T), post (T, N)."""
+    n = streams_TND.shape[1]
+    made_kT = torch.addcmul(bias_k.unsqueeze(1), scale_k.unsqueeze(1), y_kT)
+    gates_TN = torch.sigmoid(made_kT[: 2 * n]).t()
+    pre_TN, post_TN = gates_TN[:, :n].contiguous(), gates_TN[:, n:] * 2
+    if compile_bodies:
+        h_TD = body(compiled.weigh, True, n, streams_TND.dtype)(streams_TND, pre_TN)
+    else:
+        h_TD = weighted_sum(streams_TND.to(y_kT.dtype), pre_TN).to(streams_TND.dtype)
+    return pre_TN, h_TD, made_kT[2 * n :].clone(), post_TN.contiguous()
+
+
+def manifold_read(
+    streams_TND: Tensor,
+    weight_kK: Tensor,
+    bias_k: Tensor,
+    scale_k: Tensor,
+    kind: str,
+    iterations: int,
+    eps: float,
+    compile_bodies: bool = False,
+) -> StreamRead:
+    """See `leadline.ops.stream_mixing.manifold_read`."""
+    n, dtype = streams_TND.shape[1], wide(streams_TND.dtype)
+    weight_kK, bias_k, scale_k = weight_kK.to(dtype), bias_k.to(dtype), scale_k.to(dtype)
+    compile_bodies = compile_bodies and not torch.compiler.is_compiling()
+    if torch.is_grad_enabled():
+        pre_TN, h_TD, res_RT, post_TN, handed_TND = _ManifoldRead.apply(
+            streams_TND, weight_kK, bias_k, scale_k, eps, compile_bodies
+        )
+    else:
+        y_kT, _ = projected(streams_TND.flatten(1), weight_kK, eps)
+        pre_TN, h_TD, res_RT, post_TN = _manifold_made(streams_TND, y_kT, bias_k, scale_k, compile_bodies)
+        handed_TND = streams_TND
+    if kind == "sinkhorn":
+        mixing_NNT = sinkhorn(res_RT.unflatten(0, (n, n)), iterations, compile_bodies)
+    else:
+        mixing_NNT = birkhoff(res_RT, n)
+    return StreamRead(pre_TN, h_TD, mixing_NNT.permute(2, 0, 1), post_TN, handed_TND)
