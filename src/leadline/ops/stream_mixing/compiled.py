@@ -109,17 +109,51 @@ def hyper_back(
     return torch.stack(grads, dim=1), dweight, dstatic, dscale
 
 
-def weigh(streams_TND: Tensor, pre_TN: Tensor) -> Tensor:
-    """`Σ_i pre_i H_i`."""
-    rows = [streams_TND[:, i].to(pre_TN.dtype) for i in range(streams_TND.shape[1])]
-    return _sum([pre_TN[:, i : i + 1] * row for i, row in enumerate(rows)]).to(streams_TND.dtype)
+def manifold(
+    streams_TND: Tensor, projected_kT: Tensor, bias_k: Tensor, scale_k: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Pre (T, N), h (T, D), the mixing's logits (R, T), post (T, N)."""
+    count, dtype = streams_TND.shape[1], projected_kT.dtype
+    rows = [streams_TND[:, i].to(dtype) for i in range(count)]
+    made = [bias_k[k] + scale_k[k] * projected_kT[k] for k in range(2 * count)]
+    gates = [torch.sigmoid(u) for u in made]
+    h = _sum([gates[i].unsqueeze(-1) * row for i, row in enumerate(rows)])
+    logits = bias_k[2 * count :].unsqueeze(1) + scale_k[2 * count :].unsqueeze(1) * projected_kT[2 * count :]
+    return (
+        torch.stack(gates[:count], dim=-1),
+        h.to(streams_TND.dtype),
+        logits,
+        2 * torch.stack(gates[count:], dim=-1),
+    )
 
 
-def products(streams_TND: Tensor, dh_TD: Tensor) -> Tensor:
-    """`H_i · dh`, (N, T), float32 or wider."""
-    dtype = torch.promote_types(streams_TND.dtype, torch.float32)
-    dh = dh_TD.to(dtype)
-    return torch.stack([(streams_TND[:, i].to(dtype) * dh).sum(-1) for i in range(streams_TND.shape[1])])
+def manifold_slopes(
+    streams_TND: Tensor,
+    projected_kT: Tensor,
+    root_T: Tensor,
+    scale_k: Tensor,
+    pre_TN: Tensor,
+    post_TN: Tensor,
+    dpre_TN: Tensor | None,
+    dh_TD: Tensor | None,
+    dlogits_RT: Tensor,
+    dpost_TN: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What multiplies weights (k, T) and streams (T) in the streams' gradient; gradients of bias and scale."""
+    count, dim, dtype = streams_TND.shape[1], streams_TND.shape[1] * streams_TND.shape[2], projected_kT.dtype
+    dmade = []
+    for i in range(count):
+        slope = torch.zeros_like(root_T) if dpre_TN is None else dpre_TN[:, i]
+        if dh_TD is not None:
+            slope = slope + (streams_TND[:, i].to(dtype) * dh_TD.to(dtype)).sum(-1)
+        dmade.append(slope * pre_TN[:, i] * (1 - pre_TN[:, i]))
+    for i in range(count):
+        slope = torch.zeros_like(root_T) if dpost_TN is None else dpost_TN[:, i]
+        dmade.append(slope * post_TN[:, i] * (1 - 0.5 * post_TN[:, i]))
+    dmade_kT = torch.cat((torch.stack(dmade), dlogits_RT))
+    slope_kT = dmade_kT * scale_k.unsqueeze(1) * root_T
+    pull_T = -(slope_kT * projected_kT).sum(0) * root_T / dim
+    return slope_kT, pull_T, dmade_kT.sum(1), (dmade_kT * projected_kT).sum(1)
 
 
 def pulled(grad_TND: Tensor, streams_TND: Tensor, pre_TN: Tensor, pull_T: Tensor, dh_TD: Tensor | None) -> Tensor:

@@ -166,7 +166,27 @@ def permutation_table(streams: int, device: torch.device, dtype: torch.dtype) ->
     return _tables[key]
 
 
+class _Birkhoff(torch.autograd.Function):
+    """A product with the table of a softmax: its weights are all that is saved."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_PT: Tensor, table: Tensor) -> Tensor:
+        weights_PT = torch.softmax(logits_PT, 0)
+        ctx.save_for_backward(weights_PT, table)
+        return torch.mm(table, weights_PT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dmixing_MT: Tensor) -> tuple[Tensor, None]:
+        weights_PT, table = ctx.saved_tensors
+        with no_autocast(dmixing_MT):
+            dweights_PT = torch.mm(table.t(), dmixing_MT)
+        return weights_PT * (dweights_PT - (dweights_PT * weights_PT).sum(0)), None
+
+
 def birkhoff(logits_PT: Tensor, streams: int) -> Tensor:
     """See `leadline.ops.stream_mixing.birkhoff`."""
     table = permutation_table(streams, logits_PT.device, logits_PT.dtype)
+    if torch.is_grad_enabled():
+        return _Birkhoff.apply(logits_PT, table).unflatten(0, (streams, streams))
     return torch.mm(table, torch.softmax(logits_PT, 0)).unflatten(0, (streams, streams))

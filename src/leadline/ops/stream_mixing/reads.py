@@ -197,29 +197,24 @@ class _ManifoldRead(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         streams_TND, weight_kK, scale_k, y_kT, root_T, pre_TN, post_TN = ctx.saved_tensors
         n, dtype = streams_TND.shape[1], weight_kK.dtype
-        compile_bodies = ctx.compile_bodies
+        if dres_RT is None:
+            dres_RT = torch.zeros_like(y_kT[2 * n :])
         with no_autocast(streams_TND):
-            dmade_kT = torch.zeros_like(y_kT)
-            if dpre_TN is not None:
-                dmade_kT[:n] = dpre_TN.t()
-            if dh_TD is not None:
-                dmade_kT[:n] += _products(streams_TND, dh_TD, compile_bodies)
-            dmade_kT[:n] *= (pre_TN * (1 - pre_TN)).t()
-            if dpost_TN is not None:
-                dmade_kT[n : 2 * n] = (dpost_TN * post_TN * (1 - 0.5 * post_TN)).t()
-            if dres_RT is not None:
-                dmade_kT[2 * n :] = dres_RT
-            dbias_k, dscale_k = dmade_kT.sum(1), (dmade_kT * y_kT).sum(1)
-            slope_kT = dmade_kT * scale_k.unsqueeze(1) * root_T
+            run: Any = _manifold_slopes
+            if ctx.compile_bodies:
+                given = (dpre_TN is None, dh_TD is None, dpost_TN is None)
+                run = body(compiled.manifold_slopes, True, n, y_kT.shape[0], streams_TND.dtype, *given)
+            slope_kT, pull_T, dbias_k, dscale_k = run(
+                streams_TND, y_kT, root_T, scale_k, pre_TN, post_TN, dpre_TN, dh_TD, dres_RT, dpost_TN
+            )
             x_TK = streams_TND.flatten(1).to(dtype)
-            pull_T = (slope_kT * y_kT).sum(0).mul_(root_T).div_(-x_TK.shape[-1])
             if dstreams_TND is None:
                 grad_TK = torch.mm(slope_kT.t(), weight_kK)
             else:
                 grad_TK = torch.addmm(dstreams_TND.flatten(1).to(dtype), slope_kT.t(), weight_kK)
             dweight_kK = torch.mm(slope_kT, x_TK)
             grad_TND = grad_TK.view(streams_TND.shape)
-            if compile_bodies:
+            if ctx.compile_bodies:
                 run = body(compiled.pulled, True, n, streams_TND.dtype, dh_TD is None)
                 grad_TND = run(grad_TND, streams_TND, pre_TN, pull_T, dh_TD)
             else:
@@ -230,13 +225,29 @@ class _ManifoldRead(torch.autograd.Function):
         return grad_TND, dweight_kK, dbias_k, dscale_k, None, None
 
 
-def _products(streams_TND: Tensor, dh_TD: Tensor, compile_bodies: bool) -> Tensor:
-    """`H_i · dh`, (N, T)."""
-    if compile_bodies:
-        result: Tensor = body(compiled.products, True, streams_TND.shape[1], streams_TND.dtype)(streams_TND, dh_TD)
-        return result
-    dtype = wide(streams_TND.dtype)
-    return torch.bmm(streams_TND.to(dtype), dh_TD.to(dtype).unsqueeze(-1)).squeeze(-1).t()
+def _manifold_slopes(
+    streams_TND: Tensor,
+    y_kT: Tensor,
+    root_T: Tensor,
+    scale_k: Tensor,
+    pre_TN: Tensor,
+    post_TN: Tensor,
+    dpre_TN: Tensor | None,
+    dh_TD: Tensor | None,
+    dres_RT: Tensor,
+    dpost_TN: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `compiled.manifold_slopes`."""
+    n, dtype = streams_TND.shape[1], y_kT.dtype
+    dpre_TN = torch.zeros_like(pre_TN) if dpre_TN is None else dpre_TN
+    dpost_TN = torch.zeros_like(post_TN) if dpost_TN is None else dpost_TN
+    if dh_TD is not None:
+        dpre_TN = dpre_TN + torch.bmm(streams_TND.to(dtype), dh_TD.to(dtype).unsqueeze(-1)).squeeze(-1)
+    dpre_TN = dpre_TN * pre_TN * (1 - pre_TN)
+    dmade_kT = torch.cat((dpre_TN.t(), (dpost_TN * post_TN * (1 - 0.5 * post_TN)).t(), dres_RT))
+    slope_kT = dmade_kT * scale_k.unsqueeze(1) * root_T
+    pull_T = (slope_kT * y_kT).sum(0).mul_(root_T).div_(-n * streams_TND.shape[2])
+    return slope_kT, pull_T, dmade_kT.sum(1), (dmade_kT * y_kT).sum(1)
 
 
 def _manifold_made(
@@ -244,13 +255,15 @@ def _manifold_made(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Pre (T, N), h (T, D), the mixing's logits (R, T), post (T, N)."""
     n = streams_TND.shape[1]
+    if compile_bodies:
+        made: tuple[Tensor, Tensor, Tensor, Tensor] = body(
+            compiled.manifold, True, n, y_kT.shape[0], streams_TND.dtype
+        )(streams_TND, y_kT, bias_k, scale_k)
+        return made
     made_kT = torch.addcmul(bias_k.unsqueeze(1), scale_k.unsqueeze(1), y_kT)
     gates_TN = torch.sigmoid(made_kT[: 2 * n]).t()
     pre_TN, post_TN = gates_TN[:, :n].contiguous(), gates_TN[:, n:] * 2
-    if compile_bodies:
-        h_TD = body(compiled.weigh, True, n, streams_TND.dtype)(streams_TND, pre_TN)
-    else:
-        h_TD = weighted_sum(streams_TND.to(y_kT.dtype), pre_TN).to(streams_TND.dtype)
+    h_TD = weighted_sum(streams_TND.to(y_kT.dtype), pre_TN).to(streams_TND.dtype)
     return pre_TN, h_TD, made_kT[2 * n :].clone(), post_TN.contiguous()
 
 
