@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,11 +12,13 @@ import torch
 from torch import Tensor
 
 from leadline.errors import UsageError
-from leadline.ops import Backend, depth_attention, multi_gate_step
+from leadline.ops import Backend, bounded_tanh, bounded_tanh_reuse, depth_attention, multi_gate_step
 from leadline.ops import bodies as bodies_module
+from leadline.ops.bounded_tanh.compiled import tanh as fast_tanh
 from leadline.ops.choice import chosen, why_not
 from leadline.ops.depth_attention import read_sources
 from leadline.ops.depth_attention.compiled import groups
+from leadline.ops.stream_mixing import hyper_read, manifold_read, write_streams
 
 EPS = 1e-6
 reason = why_not("compiled", "cpu")
@@ -65,7 +69,7 @@ def test_depth_attention() -> None:
         again = depth_attention(handed[1:], gain, query, EPS, backend=backend)
         return mix, again, handed[0].tanh()
 
-    for count, tokens in ((4, 3), (13, 2), (13, 7)):
+    for count, tokens in ((13, 2), (13, 7)):
         hold(read, [numbers(6, seed=1), numbers(6, seed=2), *(numbers(tokens, 6, seed=3 + i) for i in range(count))])
 
 
@@ -88,6 +92,49 @@ def test_multi_gate(kind: str) -> None:
         return (multi_gate_step(streams, None, pool, None, kind=kind, eps=EPS, backend=backend).read,)
 
     hold(pooled, [numbers(3, 4, 5), numbers(5, seed=1)])
+
+
+@needs_compiler
+def test_streams() -> None:
+    """Reads of all kinds, and the write after them, with the streams handed on."""
+
+    def hyper(backend: Backend, x: Tensor, w: Tensor, c: Tensor, s: Tensor, f: Tensor) -> tuple[Tensor, ...]:
+        found = hyper_read(x, w, c, s, EPS, backend=backend)
+        return *found[:4], write_streams(found.streams, f, found.mixing, found.post, backend=backend)
+
+    def manifold(
+        backend: Backend, x: Tensor, w: Tensor, b: Tensor, s: Tensor, f: Tensor, *, kind: str = "birkhoff"
+    ) -> tuple[Tensor, ...]:
+        found = manifold_read(x, w, b, s, kind, 3, EPS, backend=backend)
+        return *found[:4], write_streams(found.streams, f, found.mixing, found.post, backend=backend)
+
+    for tokens in (2, 5):
+        streams, output = numbers(tokens, 2, 6), numbers(tokens, 6, seed=4)
+        hold(hyper, [streams, numbers(4, 6), numbers(4, 2), numbers(4), output])
+        hold(manifold, [streams, numbers(6, 12), numbers(6), numbers(6, seed=3), output])
+        sinkhorn = functools.partial(manifold, kind="sinkhorn")
+        hold(sinkhorn, [streams, numbers(8, 12), numbers(8), numbers(8, seed=3), output])
+
+
+@needs_compiler
+def test_bounded_tanh() -> None:
+    """Both sites, the second with the first one's statistic."""
+
+    def block(backend: Backend, x: Tensor, gain: Tensor, lam: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        first, moment = bounded_tanh(x, gain, lam, 10.0, EPS, backend=backend)
+        c = torch.full((1,), 0.3, dtype=torch.float64)
+        return first, moment, bounded_tanh_reuse(y, gain, lam, lam, 10.0, moment, c, EPS, backend=backend)
+
+    for tokens in (2, 5):
+        hold(block, [numbers(tokens, 6), numbers(6), numbers(1), numbers(tokens, 6, seed=2)])
+
+
+def test_the_fast_tanh_is_exact_to_a_few_units_in_the_last_place() -> None:
+    for u in (torch.logspace(-30, 2, 20001), torch.linspace(0.3, 0.4, 20001), torch.zeros(1), torch.tensor([math.inf])):
+        for sign in (1.0, -1.0):
+            truth = torch.tanh(sign * u.double())
+            error = (fast_tanh(sign * u).double() - truth).abs()
+            assert (error <= 3e-7 * truth.abs()).all()
 
 
 @needs_compiler

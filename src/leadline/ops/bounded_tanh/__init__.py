@@ -30,7 +30,7 @@ def bounded_tanh(
         kappa: κ, from Chebyshev's inequality: 10 for a probability of 0.99.
         eps: added to the mean square.
         with_mean: the exact form, `λ x / (κ sqrt(var x + eps) + abs(mean x))`.
-        backend: "reference" or "lean"; "auto" is lean.
+        backend: see `leadline.ops.choice`.
 
     Returns:
         y of x's shape and dtype, bounded by abs(gain); and the second moment (..., 1), float32 or wider, through
@@ -38,8 +38,14 @@ def bounded_tanh(
 
     Source: arXiv 2601.09719, the practical zero-mean form and BHyT*.
     """
-    module = reference if chosen(backend, x) == "reference" else lean
-    return module.bounded_tanh(x, gain, lam, kappa, eps, with_mean)
+    implementation = chosen(backend, x)
+    if implementation == "reference":
+        return reference.bounded_tanh(x, gain, lam, kappa, eps, with_mean)
+    if implementation == "triton":
+        from leadline.ops.bounded_tanh import triton
+
+        return triton.bounded_tanh_triton(x, gain, lam, kappa, eps, with_mean)
+    return lean.bounded_tanh(x, gain, lam, kappa, eps, with_mean, implementation == "compiled")
 
 
 def bounded_tanh_reuse(
@@ -65,15 +71,22 @@ def bounded_tanh_reuse(
         second_moment: v1 (..., 1), from `bounded_tanh`; gradients flow through it.
         c: from `attention_gain`, one element or (..., 1); no gradient.
         eps: added to v2.
-        backend: "reference" or "lean"; "auto" is lean.
+        backend: see `leadline.ops.choice`.
 
     Returns:
         y of x's shape and dtype.
 
     Source: arXiv 2601.09719; what is held constant follows the authors' code.
     """
-    module = reference if chosen(backend, x) == "reference" else lean
-    return module.bounded_tanh_reuse(x, gain, lam, lam_first, kappa, second_moment, c, eps)
+    implementation = chosen(backend, x)
+    arguments = (x, gain, lam, lam_first, kappa, second_moment, c, eps)
+    if implementation == "reference":
+        return reference.bounded_tanh_reuse(*arguments)
+    if implementation == "triton":
+        from leadline.ops.bounded_tanh import triton
+
+        return triton.bounded_tanh_reuse_triton(*arguments)
+    return lean.bounded_tanh_reuse(*arguments, implementation == "compiled")
 
 
 def attention_gain(
@@ -88,7 +101,7 @@ def attention_gain(
         w_o: (D, heads * head width); heads * head width may differ from D.
         heads, kv_heads: heads must be a multiple of kv_heads.
         length: T, in tokens.
-        backend: "reference" or "lean"; "auto" is lean.
+        backend: see `leadline.ops.choice`.
 
     Returns:
         A scalar, float32 or wider, without gradient.

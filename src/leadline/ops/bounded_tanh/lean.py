@@ -1,8 +1,8 @@
 """Bounded hyperbolic tanh with hand-written gradients: few passes, little saved, any device.
 
-Where the input is float32 or wider the tanh is saved (on a CPU it costs more than all other passes together);
-in narrower dtypes it is recomputed from the input, so that nothing wide is kept. Second derivatives raise: take the
-reference for those.
+In plain PyTorch, where the input is float32 or wider, the tanh is saved (on a CPU it costs more than all other passes
+together); in narrower dtypes, and in the compiled bodies, it is recomputed from the input, so that nothing wide is kept.
+Second derivatives raise: take the reference for those.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from leadline.ops.bodies import body
+from leadline.ops.bounded_tanh import compiled
 from leadline.ops.bounded_tanh.reference import as_wide, second_slope, slope_with_mean
 from leadline.ops.precision import no_autocast, wide
 
@@ -30,7 +32,11 @@ class _ScaledTanh(torch.autograd.Function):
     """`gain * tanh(slope * x)` with one slope per token."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, slope: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, gain: Tensor, slope: Tensor, compile_bodies: bool) -> Tensor:
+        ctx.compile_bodies = compile_bodies
+        if compile_bodies:
+            ctx.save_for_backward(x, gain, slope, None)
+            return _scaled_compiled(x, gain, slope)
         tanh = (x.to(slope.dtype) * slope).tanh_()
         keep = tanh if x.dtype == slope.dtype else None
         ctx.save_for_backward(x, gain, slope, keep)
@@ -38,21 +44,40 @@ class _ScaledTanh(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, gain, slope, keep = ctx.saved_tensors
+        if ctx.compile_bodies:
+            dim = x.shape[-1]
+            dx, dgain, dslope = body(compiled.scaled_back, True, x.dtype)(
+                x.reshape(-1, dim), gain, slope.reshape(-1, 1), dy.reshape(-1, dim)
+            )
+            return dx.view(x.shape), dgain.to(gain.dtype), dslope.view(slope.shape), None
         tanh = _tanh_or_saved(x, slope, keep)
         dy = dy.to(slope.dtype)
         du = (dy * gain) * (1 - tanh * tanh)
         dgain = _to_vector(dy * tanh)
         dslope = (du * x).sum(-1, keepdim=True)
-        return (du * slope).to(x.dtype), dgain.to(gain.dtype), dslope
+        return (du * slope).to(x.dtype), dgain.to(gain.dtype), dslope, None
+
+
+def _scaled_compiled(x: Tensor, gain: Tensor, slope: Tensor) -> Tensor:
+    y: Tensor = body(compiled.scaled, True, x.dtype)(x.reshape(-1, x.shape[-1]), gain, slope.reshape(-1, 1))
+    return y.view(x.shape)
 
 
 class _BoundedTanh(torch.autograd.Function):
     """`(gain * tanh(λ/κ · x · rsqrt(mean x² + eps)), mean x²)`; both gradients join in one pass over x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, lam: Tensor, kappa: float, eps: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, gain: Tensor, lam: Tensor, kappa: float, eps: float, compile_bodies: bool
+    ) -> tuple[Tensor, Tensor]:
+        ctx.kappa, ctx.compile_bodies = kappa, compile_bodies
+        ctx.set_materialize_grads(False)
+        if compile_bodies:
+            y, moment, root = _first_compiled(x, gain, lam, kappa, eps)
+            ctx.save_for_backward(x, gain, lam, root, None)
+            return y, moment
         wide_x = x.to(wide(x.dtype))
         moment = wide_x.square().mean(-1, keepdim=True)
         root = torch.rsqrt(moment + eps)
@@ -60,37 +85,62 @@ class _BoundedTanh(torch.autograd.Function):
         tanh = (wide_x * slope).tanh_()
         keep = tanh if x.dtype == tanh.dtype else None
         ctx.save_for_backward(x, gain, lam, root, keep)
-        ctx.kappa = kappa
         return (tanh * gain).to(x.dtype), moment
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, dmoment: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, dy: Tensor | None, dmoment: Tensor | None) -> tuple[Tensor | None, ...]:
         x, gain, lam, root, keep = ctx.saved_tensors
+        if ctx.compile_bodies:
+            dim = x.shape[-1]
+            dx, dgain, dlam = body(compiled.first_back, True, x.dtype, dy is None, dmoment is None)(
+                x.reshape(-1, dim),
+                gain,
+                lam,
+                root.view(-1, 1),
+                None if dy is None else dy.reshape(-1, dim),
+                None if dmoment is None else dmoment.reshape(-1, 1),
+                ctx.kappa,
+            )
+            return dx.view(x.shape), dgain.to(gain.dtype), dlam.to(lam.dtype).reshape(lam.shape), None, None, None
         slope = root * (lam / ctx.kappa)
         tanh = _tanh_or_saved(x, slope, keep)
-        dy = dy.to(slope.dtype)
+        dy = torch.zeros_like(tanh) if dy is None else dy.to(slope.dtype)
         du = (dy * gain) * (1 - tanh * tanh)
         dgain = _to_vector(dy * tanh)
         dslope = (du * x).sum(-1, keepdim=True)
         dlam = (dslope * root).sum() / ctx.kappa
-        dmoment = dmoment - 0.5 * dslope * slope * root * root
-        dx = torch.addcmul(du * slope, x.to(slope.dtype), dmoment * (2 / x.shape[-1]))
-        return dx.to(x.dtype), dgain.to(gain.dtype), dlam.reshape(lam.shape), None, None
+        pull = -0.5 * dslope * slope * root * root
+        if dmoment is not None:
+            pull = pull + dmoment
+        dx = torch.addcmul(du * slope, x.to(slope.dtype), pull * (2 / x.shape[-1]))
+        return dx.to(x.dtype), dgain.to(gain.dtype), dlam.reshape(lam.shape), None, None, None
+
+
+def _first_compiled(x: Tensor, gain: Tensor, lam: Tensor, kappa: float, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    y, moment, root = body(compiled.first, True, x.dtype)(x.reshape(-1, x.shape[-1]), gain, lam, kappa, eps)
+    return y.view(x.shape), moment.view(*x.shape[:-1], 1), root
 
 
 def bounded_tanh(
-    x: Tensor, gain: Tensor, lam: Tensor | float, kappa: float, eps: float, with_mean: bool = False
+    x: Tensor,
+    gain: Tensor,
+    lam: Tensor | float,
+    kappa: float,
+    eps: float,
+    with_mean: bool = False,
+    compile_bodies: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """See `leadline.ops.bounded_tanh`."""
     lam = as_wide(lam, x)
     gain = gain.to(wide(x.dtype))
+    compile_bodies = compile_bodies and not torch.compiler.is_compiling()
     if with_mean:
         wide_x = x.to(wide(x.dtype))
         moment = wide_x.square().mean(-1, keepdim=True)
         slope = slope_with_mean(wide_x, lam, kappa, eps)
-        return _ScaledTanh.apply(x, gain, slope), moment
-    return _BoundedTanh.apply(x, gain, lam, kappa, eps)
+        return _ScaledTanh.apply(x, gain, slope, compile_bodies), moment
+    return _BoundedTanh.apply(x, gain, lam, kappa, eps, compile_bodies)
 
 
 def bounded_tanh_reuse(
@@ -102,10 +152,13 @@ def bounded_tanh_reuse(
     second_moment: Tensor,
     c: Tensor,
     eps: float,
+    compile_bodies: bool = False,
 ) -> Tensor:
     """See `leadline.ops.bounded_tanh_reuse`."""
     slope = second_slope(as_wide(second_moment, x), as_wide(lam, x), as_wide(lam_first, x), kappa, as_wide(c, x), eps)
-    return _ScaledTanh.apply(x, gain.to(slope.dtype), slope)
+    slope = slope.expand(*x.shape[:-1], 1)
+    compile_bodies = compile_bodies and not torch.compiler.is_compiling()
+    return _ScaledTanh.apply(x, gain.to(slope.dtype), slope, compile_bodies)
 
 
 @torch.no_grad()
