@@ -39,6 +39,7 @@ def plan() -> Plan:
         measure_tokens=1024,
         removal_tokens=1024,
         precision="float32",
+        backend="auto",
         device="cpu",
     )
 

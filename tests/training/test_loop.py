@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from leadline.data import DataSet, Loader, bits_per_byte
 from leadline.errors import LeadlineError, UsageError
 from leadline.models import Decoder
+from leadline.ops import choice
 from leadline.training import load_model, train
 from leadline.training.loop import Trainer
 from leadline.training.resolve import decide
@@ -250,3 +251,27 @@ def test_bhyt_is_refreshed_while_it_trains(config: Any, tmp_path: Path, monkeypa
     for _ in range(6):
         run._one_step()
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize("backend", ["reference", "lean"])
+def test_a_backend_asked_for_is_the_one_that_runs(config: Any, tmp_path: Path, backend: str) -> None:
+    seen = set()
+
+    def watch(*_: object, **__: object) -> None:
+        seen.add(choice._forced[-1])
+
+    train(config(design="attnres", backend=backend), tmp_path / "run", on_step=watch)
+    assert seen == {backend}
+    assert choice._forced[-1] == "auto"
+
+
+def test_a_backend_that_cannot_run_is_bad_usage(config: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--backend triton can't run here"):
+        train(config(backend="triton"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_in_pieces_trains_as_the_whole_does(config: Any, tmp_path: Path) -> None:
+    whole = train(config(), tmp_path / "whole")
+    pieces = train(config(loss_chunk=3), tmp_path / "pieces")
+    assert pieces.loss == pytest.approx(whole.loss, rel=1e-5)

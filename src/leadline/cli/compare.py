@@ -79,6 +79,9 @@ class Arguments:
     measure_tokens: str = "8192"
     """Held-out tokens for the pictures along depth; removing blocks uses half of them."""
 
+    backend: Literal["auto", "reference", "lean", "compiled", "triton"] = "auto"
+    """Of the operators along depth. On a CPU auto is lean; compiled is faster and takes half a minute a run to start."""
+
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 means autocast; parameters stay float32."""
 
@@ -151,6 +154,7 @@ def wish(arguments: Arguments) -> Wish:
         measure_tokens=measured,
         removal_tokens=max(1, measured // 2),
         precision=arguments.precision,
+        backend=arguments.backend,
         device=arguments.device,
     )
 

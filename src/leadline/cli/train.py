@@ -87,8 +87,14 @@ class Arguments:
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 is autocast; parameters stay float32."""
 
+    backend: Literal["auto", "reference", "lean", "compiled", "triton"] = "auto"
+    """Of the operators along depth. On a CPU auto is lean; compiled is faster and takes half a minute to start."""
+
     compile: bool = False
     """Run the model through torch.compile."""
+
+    loss_chunk: int | None = None
+    """Tokens whose logits exist at once; less memory with a large vocabulary. Large batches are cut anyway."""
 
     recompute: bool = False
     """Recompute each block in the backward pass: less memory, more time."""

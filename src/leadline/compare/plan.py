@@ -12,6 +12,7 @@ from typing import Any, Literal
 from leadline.config import to_dict
 from leadline.errors import UsageError, did_you_mean
 from leadline.files import check_folder, write_json
+from leadline.ops.choice import Backend
 
 Precision = Literal["float32", "bfloat16"]
 PLAN_FILE = "compare.json"
@@ -68,6 +69,7 @@ class Plan:
     measure_tokens: int
     removal_tokens: int
     precision: Precision
+    backend: Backend
     device: str
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from leadline.compare.plan import DesignPlan, Plan, Precision, parse_rates, parse_seeds, parse_sweep
 from leadline.errors import UsageError
+from leadline.ops.choice import Backend
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
@@ -49,6 +50,7 @@ class Wish:
     measure_tokens: int = 8_192
     removal_tokens: int = 4_096
     precision: Precision = "float32"
+    backend: Backend = "auto"
     device: str = "cpu"
 
 
@@ -106,6 +108,7 @@ def make_plan(wish: Wish, data: DataSet) -> Plan:
         measure_tokens=wish.measure_tokens,
         removal_tokens=wish.removal_tokens,
         precision=wish.precision,
+        backend=wish.backend,
         device=wish.device,
     )
 

@@ -136,6 +136,7 @@ def run_config(plan: Plan, design: DesignPlan, seed: int, rate: float) -> dict[s
         checkpoint_every=every,
         keep=1,
         precision=plan.precision,
+        backend=plan.backend,
         device=plan.device,
     )
     content: dict[str, Any] = to_dict(config)

@@ -87,9 +87,14 @@ class Decoder(nn.Module):
         """
         return self.logits(self.hidden(tokens, cache=cache, skip=skip))
 
+    @property
+    def head_weight(self) -> Tensor:
+        """The head's matrix (V, D): the embedding's where they are tied."""
+        return self.embed.weight if self.head is None else self.head.weight
+
     def logits(self, hidden: Tensor) -> Tensor:
         """The head: (..., D) to (..., V)."""
-        return F.linear(hidden, self.embed.weight if self.head is None else self.head.weight)
+        return F.linear(hidden, self.head_weight)
 
     def hidden(self, tokens: Tensor, *, cache: KVCache | None = None, skip: Collection[int] = ()) -> Tensor:
         """What the head reads: the readout after the final norm, (B, T, D). Arguments as for `forward`."""

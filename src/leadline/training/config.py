@@ -7,6 +7,7 @@ import math
 from typing import Literal
 
 from leadline.errors import UsageError
+from leadline.ops.choice import BACKENDS, Backend
 
 MOST = 10**18
 LARGEST = 1 << 24
@@ -38,7 +39,10 @@ class RunConfig:
         clip: the largest gradient norm; None clips nothing.
         seed: of the weights and of the order of the data.
         precision: "float32", or "bfloat16" for autocast; parameters stay float32.
+        backend: of the operators along depth, see `leadline.ops.choice`. "compiled" is faster and takes half a minute
+            to compile; another backend gives numbers that differ in rounding.
         compile: run the model through `torch.compile`.
+        loss_chunk: tokens whose logits exist at once; all of a pass unless its logits would pass `LOGITS` numbers.
         recompute: recompute each block in the backward pass.
         evaluate_every: steps between evaluations; there is one at the end anyway.
         evaluate_tokens: held-out tokens that one evaluation reads at most.
@@ -68,7 +72,9 @@ class RunConfig:
     clip: float | None = 1.0
     seed: int = 0
     precision: Literal["float32", "bfloat16"] = "float32"
+    backend: Backend = "auto"
     compile: bool = False
+    loss_chunk: int | None = None
     recompute: bool = False
     evaluate_every: int | None = None
     evaluate_tokens: int = 65536
@@ -80,7 +86,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         at_least_one = ("tokens", "batch_size", "context", "accumulation", "evaluate_tokens", "keep")
-        for name in (*at_least_one, "evaluate_every", "checkpoint_every"):
+        for name in (*at_least_one, "evaluate_every", "checkpoint_every", "loss_chunk"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{option(name)} {value} is too small; 1 or more work")
@@ -107,6 +113,8 @@ class RunConfig:
         for name, choices in (("schedule", ("cosine", "wsd")), ("precision", ("float32", "bfloat16"))):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{option(name)} {getattr(self, name)} is not known; {' and '.join(choices)} work")
+        if self.backend not in BACKENDS:
+            raise UsageError(f"--backend {self.backend} is not known; {', '.join(BACKENDS)} work")
         if self.seed < 0:
             raise UsageError(f"--seed {self.seed} must not be negative")
 

@@ -32,6 +32,17 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
 
 
+LOGITS = 1 << 26
+"""A pass whose logits are more numbers than this is cut into pieces, unless `loss_chunk` says how."""
+
+
+def chunk_for(tokens: int, vocab_size: int, loss_chunk: int | None) -> int | None:
+    """Tokens in a piece of a pass over `tokens` tokens; None where its logits can exist at once."""
+    if loss_chunk is None:
+        return None if tokens * vocab_size <= LOGITS else max(1, LOGITS // (4 * vocab_size))
+    return None if loss_chunk >= tokens else loss_chunk
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module, split: Split, *, batch_size: int, context: int, tokens: int, device: torch.device, precision: str

@@ -19,6 +19,8 @@ from leadline.designs import count_flops, count_parameters
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import write_json
 from leadline.models import Decoder
+from leadline.ops import chunked_cross_entropy, use_backend
+from leadline.ops.choice import why_not
 from leadline.probes import DepthRecord, record
 from leadline.training.checkpoint import (
     Resume,
@@ -29,10 +31,10 @@ from leadline.training.checkpoint import (
     save_checkpoint,
 )
 from leadline.training.config import RunConfig
-from leadline.training.evaluation import Evaluation, autocast, evaluate, loss_of
+from leadline.training.evaluation import Evaluation, autocast, chunk_for, evaluate, loss_of
 from leadline.training.gradient_share import GradientShare, share_of
 from leadline.training.interrupt import catch_interrupt
-from leadline.training.memory import peak_memory
+from leadline.training.memory import keep_freed_memory, peak_memory
 from leadline.training.optimiser import make_optimiser, rate_at
 from leadline.training.records import Lines
 from leadline.training.resolve import Run, decide, usable_device
@@ -95,7 +97,9 @@ def train(config: RunConfig, out: Path | str, *, resume: Resume = "newest", on_s
     run = decide(config)
     if resume == "never" and (out / RUN_FILE).exists():
         raise UsageError(f"--resume never: --out {out} holds a run already; continue it, or name another folder")
-    usable_device(config.device)
+    reason = why_not(config.backend, usable_device(config.device).type)
+    if reason is not None:
+        raise UsageError(f"--backend {config.backend} can't run here: {reason}; auto, lean and reference can")
     if config.tensorboard:
         require_tensorboard()
     if resume == "previous":
@@ -123,9 +127,13 @@ class Trainer:
         self.run, self.out, self.on_step = run, out, on_step
         config = run.config
         self.device = usable_device(config.device)
+        keep_freed_memory()
         self.model = Decoder(run.model, seed=config.seed).to(self.device)
         self.model.recompute = config.recompute
         self.forward = torch.compile(self.model) if config.compile else self.model
+        self.hidden = torch.compile(self.model.hidden) if config.compile else self.model.hidden
+        pass_tokens = run.batch_size // config.accumulation * run.context
+        self.loss_chunk = chunk_for(pass_tokens, run.model.vocab_size, config.loss_chunk)
         self.optimiser = make_optimiser(self.model, config, run.learning_rate)
         self.share = GradientShare(self.model)
         self.loader = Loader(run.data.train, run.batch_size, run.context, config.seed)
@@ -166,6 +174,7 @@ class Trainer:
                 stack.callback(lines.close)
             if self.events is not None:
                 stack.callback(self.events.close)
+            stack.enter_context(use_backend(self.run.config.backend))
             interrupt = stack.enter_context(catch_interrupt())
             while self.step < self.run.steps:
                 self._one_step()
@@ -216,15 +225,21 @@ class Trainer:
         for number, (tokens, targets) in enumerate(pieces):
             tokens, targets = tokens.to(self.device), targets.to(self.device)
             recording: contextlib.AbstractContextManager[DepthRecord | None] = contextlib.nullcontext()
-            forward = self.forward
-            if wanted and number == 0:
-                recording, forward = record(self.model, inspect=True), self.model
+            recorded = wanted and number == 0
+            if recorded:
+                recording = record(self.model, inspect=True)
             with recording as seen, autocast(self.device, config.precision):
-                part = loss_of(forward(tokens), targets) / parts
+                part = self._loss(tokens, targets, compiled=not recorded) / parts
             depth = seen if seen is not None else depth
             part.backward()
             loss = loss + part.detach().float()
         return loss, depth
+
+    def _loss(self, tokens: torch.Tensor, targets: torch.Tensor, *, compiled: bool) -> torch.Tensor:
+        if self.loss_chunk is None:
+            return loss_of((self.forward if compiled else self.model)(tokens), targets)
+        hidden = (self.hidden if compiled else self.model.hidden)(tokens)
+        return chunked_cross_entropy(hidden.flatten(0, 1), self.model.head_weight, targets.flatten(), self.loss_chunk)
 
     def _stop_at_non_finite(self, step: int, loss: float, position: dict[str, int]) -> None:
         self.optimiser.zero_grad(set_to_none=True)

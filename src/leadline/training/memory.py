@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import sys
 
 import torch
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""What glibc's `mallopt` calls them."""
+
+
+def keep_freed_memory() -> None:
+    """Lets glibc keep what a step has freed for the next one, on Linux; does nothing elsewhere.
+
+    Otherwise the activations of every step are given back to the system and faulted in anew, page by page: on a CPU
+    that is 5 to 15 % of a step, most for designs that move most memory. The process keeps its peak until it ends.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(MMAP_THRESHOLD, 2**30)
 
 
 def peak_memory(device: torch.device) -> int:
