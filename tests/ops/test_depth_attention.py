@@ -15,6 +15,7 @@ from torch import Tensor
 
 from leadline.errors import UsageError
 from leadline.ops import Backend, depth_attention, use_backend
+from leadline.ops.choice import why_not
 from leadline.ops.depth_attention import depth_attention_weights, lean, source_root
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "depth_attention.json").read_text())
@@ -342,3 +343,19 @@ def test_neither_inputs_nor_the_upstream_gradient_are_mutated(backend: Backend) 
     before = [(t.detach().clone(), t._version) for t in given]
     mixed.backward(upstream)
     assert all(torch.equal(t, old) and t._version == version for t, (old, version) in zip(given, before, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["lean", "compiled"])
+def test_sharp_weights_of_few_narrow_sources_keep_the_querys_gradient(backend: Backend) -> None:
+    """`do·o` from a rounded o would be off by as much as the difference that it is part of."""
+    if backend == "compiled" and (reason := why_not("compiled", "cpu")):
+        pytest.skip(reason)
+    sources = [numbers(64, 512, seed=i, dtype=torch.bfloat16) for i in range(3)]
+    query, gain = numbers(512, seed=7, dtype=torch.float32), torch.ones(512)
+    upstream = torch.randn(64, 512, generator=torch.Generator().manual_seed(5)).bfloat16()
+    exact = [source.detach().double() for source in sources]
+    query_exact = query.detach().double().requires_grad_()
+    mix = depth_attention(exact, query_exact, gain.double(), EPS, backend="reference")
+    (truth,) = torch.autograd.grad(mix, query_exact, upstream.double())
+    (found,) = torch.autograd.grad(depth_attention(sources, query, gain, EPS, backend=backend), query, upstream)
+    assert (found - truth).norm() <= 1e-3 * truth.norm()

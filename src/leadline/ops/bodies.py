@@ -2,45 +2,117 @@
 
 A body is a pure function of tensors and numbers, written so that one compiled loop over tokens does all of its work.
 An autograd function calls it and decides what is saved. Each body is compiled once per structure (how many sources or
-streams, which parts are there) and for any number of tokens: compiling takes seconds, once a process.
+streams, which parts are there, dtypes) and for any number of tokens and any width: that takes a second or two, once a
+process. A compiled body is called without Dynamo's guards, which cost several times more than the call itself where
+tokens are few: what they would check is in the key under which the body is kept.
 """
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 Body = Callable[..., Any]
 
+_bodies: dict[Hashable, Compiled] = {}
+_seen: dict[Hashable, Compiled] = {}
+"""The same by exact sizes: what a training run asks for again and again is found without looking at structure."""
+MOST_SEEN = 4096
 
-def body(function: Body, compiled: bool, *structure: Hashable) -> Body:
-    """`function`, or its compiled form for this structure.
+
+def body(function: Body, compiled: bool) -> Body:
+    """`function`, or its compiled form, which takes the same arguments: tensors, None, numbers, and lists of these.
 
     Inside `torch.compile` it is always the function itself: the outer compiler sees through it.
-
-    Args:
-        function: pure; called without gradients.
-        compiled: whether to compile.
-        structure: whatever changes the body's graph beside numbers of tokens: counts, flags, dtypes, widths.
     """
     if not compiled or torch.compiler.is_compiling():
         return function
-    return _compiled(function, structure)
+    return types.MethodType(_run, function)
 
 
-def forget() -> None:
-    """Drops what was compiled, after `torch._dynamo.reset`."""
-    _compiled.cache_clear()
+def compiled_bodies() -> int:
+    """How many bodies this process has compiled."""
+    return len(_bodies)
 
 
-@functools.cache
-def _compiled(function: Body, structure: tuple[Hashable, ...]) -> Body:
-    """A copy with code of its own, so that no structure counts against another's recompile limit."""
-    code = function.__code__.replace(co_name=f"{function.__name__}_{abs(hash(structure)):x}")
-    own = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    own.__kwdefaults__ = function.__kwdefaults__
-    return torch.compile(own, dynamic=True, fullgraph=True)
+def _run(function: Body, *arguments: Any) -> Any:
+    tensors: list[Tensor] = []
+    exact = (function, _exact(arguments, tensors))
+    found = _seen.get(exact)
+    if found is None:
+        if any(tensor.numel() == 0 for tensor in tensors):
+            return function(*arguments)
+        form = (function, _form(arguments, {}))
+        if form not in _bodies:
+            _bodies[form] = Compiled(function, arguments)
+        if len(_seen) >= MOST_SEEN:
+            _seen.clear()
+        found = _seen[exact] = _bodies[form]
+    return found(tensors)
+
+
+def _exact(value: Any, tensors: list[Tensor]) -> Hashable:
+    """Sizes, strides and dtypes, and everything else as it is; collects the tensors on the way."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, list | tuple):
+        return tuple([_exact(item, tensors) for item in value])
+    return value
+
+
+def _form(value: Any, numbers: dict[int, int]) -> Hashable:
+    """What the graph of a body depends on beside the tensors' values.
+
+    Sizes and strides stand as which of them are equal: two that are equal are one symbol in the graph. 1 stands for
+    itself, because broadcasting depends on it.
+    """
+    if isinstance(value, Tensor):
+        extents = tuple(
+            1 if n == 1 else numbers.setdefault(n, len(numbers) + 2) for n in (*value.shape, *value.stride())
+        )
+        return value.dtype, value.is_contiguous(), extents
+    if isinstance(value, list | tuple):
+        return tuple([_form(item, numbers) for item in value])
+    return value
+
+
+class Compiled:
+    """One compiled body.
+
+    Args:
+        function: what to compile.
+        arguments: such as it will be called with; tensors in them give dtypes and which sizes are equal.
+    """
+
+    def __init__(self, function: Body, arguments: tuple[Any, ...]) -> None:
+        from torch._inductor import standalone_compile
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        leaves, spec = pytree.tree_flatten(arguments)
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+        def flat(*tensors: Tensor) -> list[Tensor]:
+            filled = list(constants)
+            for place, tensor in zip(places, tensors, strict=True):
+                filled[place] = tensor
+            results, self.results = pytree.tree_flatten(function(*pytree.tree_unflatten(filled, spec)))
+            self.there = [result is not None for result in results]
+            return [result for result in results if result is not None]
+
+        examples = [leaves[place].detach() for place in places]
+        with torch.no_grad(), torch.inference_mode(False):
+            graph = make_fx(flat, tracing_mode="symbolic")(*[torch.empty_like(t) for t in examples])
+            self.call = standalone_compile(graph, examples, dynamic_shapes="from_graph")
+
+    def __call__(self, tensors: list[Tensor]) -> Any:
+        """What the body gives for these tensors."""
+        with torch.no_grad():
+            flat = iter(self.call(*tensors))
+        return pytree.tree_unflatten([next(flat) if there else None for there in self.there], self.results)

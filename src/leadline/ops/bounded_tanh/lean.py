@@ -1,7 +1,7 @@
 """Bounded hyperbolic tanh with hand-written gradients: few passes, little saved, any device.
 
 In plain PyTorch, where the input is float32 or wider, the tanh is saved (on a CPU it costs more than all other passes
-together); in narrower dtypes, and in the compiled bodies, it is recomputed from the input, so that nothing wide is kept.
+together); in narrower dtypes, and in compiled bodies, it is recomputed from the input, so that nothing wide is kept.
 Second derivatives raise: take the reference for those.
 """
 
@@ -48,7 +48,7 @@ class _ScaledTanh(torch.autograd.Function):
         x, gain, slope, keep = ctx.saved_tensors
         if ctx.compile_bodies:
             dim = x.shape[-1]
-            dx, dgain, dslope = body(compiled.scaled_back, True, x.dtype)(
+            dx, dgain, dslope = body(compiled.scaled_back, True)(
                 x.reshape(-1, dim), gain, slope.reshape(-1, 1), dy.reshape(-1, dim)
             )
             return dx.view(x.shape), dgain.to(gain.dtype), dslope.view(slope.shape), None
@@ -61,7 +61,7 @@ class _ScaledTanh(torch.autograd.Function):
 
 
 def _scaled_compiled(x: Tensor, gain: Tensor, slope: Tensor) -> Tensor:
-    y: Tensor = body(compiled.scaled, True, x.dtype)(x.reshape(-1, x.shape[-1]), gain, slope.reshape(-1, 1))
+    y: Tensor = body(compiled.scaled, True)(x.reshape(-1, x.shape[-1]), gain, slope.reshape(-1, 1))
     return y.view(x.shape)
 
 
@@ -93,7 +93,7 @@ class _BoundedTanh(torch.autograd.Function):
         x, gain, lam, root, keep = ctx.saved_tensors
         if ctx.compile_bodies:
             dim = x.shape[-1]
-            dx, dgain, dlam = body(compiled.first_back, True, x.dtype, dy is None, dmoment is None)(
+            dx, dgain, dlam = body(compiled.first_back, True)(
                 x.reshape(-1, dim),
                 gain,
                 lam,
@@ -118,7 +118,7 @@ class _BoundedTanh(torch.autograd.Function):
 
 
 def _first_compiled(x: Tensor, gain: Tensor, lam: Tensor, kappa: float, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    y, moment, root = body(compiled.first, True, x.dtype)(x.reshape(-1, x.shape[-1]), gain, lam, kappa, eps)
+    y, moment, root = body(compiled.first, True)(x.reshape(-1, x.shape[-1]), gain, lam, kappa, eps)
     return y.view(x.shape), moment.view(*x.shape[:-1], 1), root
 
 

@@ -35,12 +35,11 @@ def forward(sources: Sequence[Tensor], roots: Sequence[Tensor], direction: Tenso
     last = len(sources)
     for group in groups(last):
         narrow = group.stop == last
-        size, dtype = group.stop - group.start, sources[0].dtype
         if mix is None or lse is None:
-            run = body(_first, True, size, dtype, narrow)
+            run = body(_first, True)
             mix, score, lse = run(sources[group], roots[group], direction, narrow)
         else:
-            run = body(_next, True, size, dtype, narrow)
+            run = body(_next, True)
             mix, score, lse = run(mix, lse, sources[group], roots[group], direction, narrow)
         scores.append(score)
     assert mix is not None
@@ -61,10 +60,12 @@ def backward(
     """Gradients of the sources, with what is handed in added, and of the direction (D,)."""
     grads: list[Tensor] = []
     pull, along = None, None
+    if sources[0].dtype != direction.dtype:
+        for group in groups(len(sources)):
+            pull = body(_pull, True)(upstream, scores[group], lse, sources[group], pull)
     for group in groups(len(sources)):
-        size = group.stop - group.start
         given = None if handed is None else handed[group]
-        run = body(_gradients, True, size, sources[0].dtype, upstream.dtype, given is None, pull is None)
+        run = body(_gradients, True)
         found, along, pull = run(
             upstream, mix, scores[group], lse, sources[group], roots[group], given, direction, pull, along
         )
@@ -115,6 +116,16 @@ def _next(
         normaliser = normaliser + weight
     total = mix * (before / normaliser).unsqueeze(-1)
     return _summed(total, weights, sources, normaliser, narrow), torch.stack(scores), largest + normaliser.log()
+
+
+def _pull(upstream: Tensor, scores: Tensor, lse: Tensor, sources: Sequence[Tensor], before: Tensor | None) -> Tensor:
+    """`do·o` (N) as the sum of `p_i do·v_i`, for sources whose mix was rounded."""
+    do, total = upstream.to(lse.dtype), before
+    for i, source in enumerate(sources):
+        part = (scores[i] - lse).exp() * (do * source.to(lse.dtype)).sum(-1)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
 
 
 def _gradients(

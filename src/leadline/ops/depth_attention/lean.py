@@ -5,10 +5,11 @@ With `r_i = rsqrt(mean v_i² + eps)`, `q = query ⊙ gain`, `s_i = r_i q·v_i`, 
     ds_i = p_i (do·v_i − do·o)                  dv_i = p_i do + ds_i r_i (q − (s_i r_i / D) v_i)
     dq = Σ_tokens Σ_i ds_i r_i v_i              dquery = dq ⊙ gain,  dgain = dq ⊙ query
 
-A read hands its sources on: the gradient of all later reads of a source comes back through this one, which adds
-its own part while it writes: no pass goes into adding gradients up. Saved for backward: r and s, 2k numbers a token, and
-their log-sum-exp, beside the sources, which live anyway, and o, which the norm that reads it keeps anyway. Sources of a
-narrower dtype are widened one at a time. The bodies are these, in plain PyTorch, or those of `compiled`.
+A read hands its sources on: the gradient of all later reads of a source comes back through this one, which adds its own
+part while it writes: no pass goes into adding gradients up. Saved for backward: r and s, 2k numbers a token, and their
+log-sum-exp, beside the sources, which live anyway, and o, which the norm that reads it keeps anyway. Sources of a
+narrower dtype are widened one at a time, and `do·o` is summed from `do·v_i`: a rounded o would ruin dq where few
+sources have sharp weights. The bodies are these, in plain PyTorch, or those of `compiled`.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ def _plain_backward(
     dim, dtype = direction.shape[0], direction.dtype
     do = upstream.to(dtype)
     weight = (score - lse).exp_()
-    pull = (do * mix).sum(dim=-1)
     products = torch.stack([(do * source).sum(dim=-1) for source in sources])
+    pull = (weight * products).sum(dim=0)
     root = torch.stack(list(roots))
     along = products.sub_(pull).mul_(weight).mul_(root)
     back = (along * root).mul_(score).div_(-dim).unsqueeze(-1)

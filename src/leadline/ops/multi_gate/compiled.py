@@ -38,8 +38,7 @@ def forward(
     eps: float,
 ) -> Forward:
     """As `lean.forward`, on streams (S, N, D)."""
-    structure = (streams.shape[0], streams.dtype, output is None, pool_query is None, gate_query is None, independent)
-    run = body(_forward, True, *structure)
+    run = body(_forward, True)
     return Forward(*run(streams.unbind(0), output, beta, pool_query, gate_query, gate_bias, independent, eps))
 
 
@@ -60,8 +59,7 @@ def backward(
     independent: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of streams, output, beta, pool query, gate query and gate bias."""
-    given = [t is None for t in (output, pool_query, gate_query, dstreams, dread, dgates)]
-    run = body(_backward, True, old.shape[0], old.dtype, independent, *given)
+    run = body(_backward, True)
     result: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None] = run(
         old.unbind(0),
         None if new is None else new.unbind(0),

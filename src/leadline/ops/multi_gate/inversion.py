@@ -8,7 +8,8 @@ A step saves F, β and a few numbers a token. S' reaches its backward pass throu
 its backward pass first, works S' out and puts it there; then the step does the same for S. Each state of the streams
 has a slot of its own, so streams never meet a step they don't belong to, however states branch. The chain begins at a
 step that saves S whole. Errors grow by 1 / (1 − β) a step, so a step also saves the rows its caller names, and takes
-them in place of what it works out. The gradients are those of `leadline.ops.multi_gate.lean`.
+them in place of what it works out. The forward pass and the gradients are those of the step that stores: lean,
+compiled or triton, to which this one hands S and S'.
 
 Source: arXiv 2605.23259 (inversion); which rows are kept, and how streams find their step, is ours.
 Shapes: N streams, ... tokens, D width.
@@ -23,7 +24,9 @@ import torch
 from torch import Tensor
 
 from leadline.errors import UsageError
-from leadline.ops.multi_gate.reference import gates_from
+from leadline.ops.bodies import body
+from leadline.ops.choice import Backend, Implementation, chosen
+from leadline.ops.multi_gate import compiled, lean
 from leadline.ops.multi_gate.slots import InversionError, Slot
 from leadline.ops.precision import no_autocast, wide
 
@@ -68,6 +71,7 @@ def multi_gate_step_inverted(
     keep: Keep,
     check: Check | None = None,
     wanted: Wanted = EVERYTHING,
+    backend: Backend = "auto",
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Slot | None]:
     """As `leadline.ops.multi_gate_step`, with gradients by inversion.
 
@@ -77,6 +81,7 @@ def multi_gate_step_inverted(
         check: told how far the streams that were worked out are from the true ones, where there is something to
             compare: in a step with `keep.apart`.
         wanted: what to make.
+        backend: see `leadline.ops.choice`; "reference" means lean here, as its gradients are PyTorch's own.
 
     Returns:
         Streams after the write, h and β, each None if it isn't wanted; and the slot of these streams, if there is one.
@@ -95,7 +100,20 @@ def multi_gate_step_inverted(
     after = _Later()
     with no_autocast(streams):
         new, read, gates = _Step.apply(
-            streams, output, beta, pool_query, query, bias, kind, eps, before, after, keep, check, wanted
+            streams,
+            output,
+            beta,
+            pool_query,
+            query,
+            bias,
+            kind == "independent",
+            eps,
+            before,
+            after,
+            keep,
+            check,
+            wanted,
+            chosen(backend, streams),
         )
     if not wanted.streams:
         return None, read, gates, None
@@ -112,7 +130,9 @@ def flush(streams: Tensor, output: Tensor, beta: Tensor) -> Tensor:
     return torch.lerp(x, output.to(x.dtype).unsqueeze(0).expand_as(x), beta.unsqueeze(-1)).to(streams.dtype)
 
 
-def unflush(streams: Tensor, output: Tensor, beta: Tensor, rows: Tensor | None, values: Tensor | None) -> Tensor:
+def unflush(
+    streams: Tensor, output: Tensor, beta: Tensor, rows: Tensor | None = None, values: Tensor | None = None
+) -> Tensor:
     """S (N, ..., D) from S', in its dtype; `rows` of it, (K,), are `values` (K, D).
 
     For bfloat16 the rounding at the end is a gain: S was such a number, and for a small β mostly the nearest one.
@@ -146,18 +166,22 @@ class _Step(torch.autograd.Function):
         pool_query: Tensor | None,
         gate_query: Tensor | None,
         gate_bias: Tensor | None,
-        kind: str,
+        independent: bool,
         eps: float,
         before: Slot | None,
         after: _Later,
         keep: Keep,
         check: Check | None,
         wanted: Wanted,
+        implementation: Implementation,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        new = streams if output is None or beta is None else flush(streams, output, beta)
-        read, gates, root, score = None, None, None, None
+        numbers: tuple[Tensor | None, ...] = ()
+        new, read, gates = None, None, None
         if wanted.read:
-            read, gates, root, score = _read(new, pool_query, gate_query, gate_bias, kind, eps)
+            parts = (streams, output, beta, pool_query, gate_query, gate_bias, independent, eps)
+            new, read, gates, numbers = _forward(implementation, *parts)
+        elif output is not None and beta is not None:
+            new = flush(streams, output, beta)
         kept: tuple[Tensor, ...] = ()
         if keep.whole:
             kept = tuple(part.detach() for part in keep.apart) or (streams,)
@@ -166,9 +190,9 @@ class _Step(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.before, ctx.after, ctx.check, ctx.used = before, after, check, False
         ctx.whole, ctx.apart = keep.whole, keep.whole and len(keep.apart) > 0
-        ctx.independent = kind == "independent"
-        ctx.save_for_backward(output, beta, pool_query, gate_query, gate_bias, gates, root, score, *kept)
-        return (new if wanted.streams and output is not None else None), read, gates
+        ctx.independent, ctx.implementation, ctx.numbers = independent, implementation, len(numbers)
+        ctx.save_for_backward(output, beta, pool_query, gate_query, gate_bias, gates, *numbers, *kept)
+        return (new if wanted.streams else None), read, gates
 
     @staticmethod
     def backward(
@@ -187,48 +211,52 @@ class _Step(torch.autograd.Function):
         ctx.used = True
         saved = ctx.saved_tensors
         with no_autocast(next(tensor for tensor in saved if tensor is not None)):
-            return (*_backward(ctx, saved, (dstreams, dread, dgates)), *(None,) * 7)
+            return (*_backward(ctx, saved, (dstreams, dread, dgates)), *(None,) * 8)
 
 
-def _backward(
-    ctx: Any, saved: Sequence[Any], given: tuple[Tensor | None, Tensor | None, Tensor | None]
-) -> tuple[Tensor | None, ...]:
+def _forward(
+    implementation: Implementation,
+    streams: Tensor,
+    output: Tensor | None,
+    beta: Tensor | None,
+    pool_query: Tensor | None,
+    gate_query: Tensor | None,
+    gate_bias: Tensor | None,
+    independent: bool,
+    eps: float,
+) -> tuple[Tensor | None, Tensor, Tensor | None, tuple[Tensor | None, ...]]:
+    """S' (None where nothing was flushed), h, β, and what `_gradients` needs of the implementation's own numbers."""
+    parts = (streams, output, beta, pool_query, gate_query, gate_bias, independent, eps)
+    if implementation == "triton":
+        from leadline.ops.multi_gate.triton import step
+
+        new, read, gates, stats = step(*parts, keep=True)
+        return (None if output is None else new), read, (None if gate_query is None else gates), (stats,)
+    found = lean.forward(*parts, implementation == "compiled")
+    return found.streams, found.read, found.gates, (found.root, found.pool_score, found.gate_score)
+
+
+Given = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Upstream gradients of S', h and β."""
+
+
+def _backward(ctx: Any, saved: Sequence[Any], given: Given) -> tuple[Tensor | None, ...]:
     """The gradients of streams, output, β, pool query, gate query and bias."""
-    output, beta, pool_query, gate_query, gate_bias, gates, root, score, *kept = saved
-    new, old = _streams_again(ctx, output, beta, kept)
-    if all(g is None for g in given):
-        return (None,) * 6
-    total, dpool, dgate, dbias = _gradients(new, root, score, pool_query, gate_query, gates, *given, ctx.independent)
-    doutput, dbeta = None, None
-    if output is not None and beta is not None:
-        total, doutput, dbeta = _write_gradients(total, old, output, beta)
-    if gate_bias is not None and dbias is not None:
-        dbias = dbias.to(gate_bias.dtype).reshape(gate_bias.shape)
-    return total.to(new.dtype), doutput, dbeta, dpool, dgate, dbias
-
-
-def _streams_again(ctx: Any, output: Tensor | None, beta: Tensor | None, kept: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The streams after the step and before it. Those before are put where the step before finds them."""
+    output, beta, pool_query, gate_query, gate_bias, gates = saved[:6]
+    numbers, kept = saved[6 : 6 + ctx.numbers], saved[6 + ctx.numbers :]
     before, after = ctx.before, ctx.after.slot
     ctx.before = ctx.after = None
-    error = None if after is None else after.error
-    if not ctx.whole:
-        new = after.streams()
-        old = None if before is None else before.exact()
-        exact = old is not None
-        if old is None:
-            assert output is not None
-            assert beta is not None
-            old = unflush(new, output, beta, *(kept or (None, None)))
+    new, old, error = _known(ctx, before, after, output, beta, kept)
+    exact = old is not None
+    parts = (output, beta, pool_query, gate_query, gates, *numbers)
+    found: Sequence[Tensor | None] = (None,) * 6
+    if all(grad is None for grad in given):
+        old = unflush(new, output, beta, *kept) if old is None else old
+    elif old is None and not kept and ctx.implementation == "compiled":
+        old, *found = _compiled_gradients(new, parts, given, ctx.independent)
     else:
-        exact = True
-        old = torch.stack(kept) if ctx.apart else kept[0]
-        new = old if output is None or beta is None else flush(old, output, beta)
-        compared = before if output is None else after
-        guess = None if compared is None else compared.worked_out()
-        error = _larger(error, None if guess is None else _distance(guess, new))
-    if after is not None:
-        after.clear()
+        old = unflush(new, output, beta, *kept) if old is None else old
+        found = _gradients(ctx.implementation, old, new, parts, given, ctx.independent)
     if before is not None:
         error = _larger(error, before.error)
         if ctx.apart or not ctx.needs_input_grad[0]:
@@ -237,7 +265,107 @@ def _streams_again(ctx: Any, output: Tensor | None, beta: Tensor | None, kept: l
             before.put(old, exact, error)
     if ctx.check is not None and error is not None:
         ctx.check(error)
-    return new, old
+    leaves = (old, output, beta, pool_query, gate_query, gate_bias)
+    return tuple(_like(grad, leaf) for grad, leaf in zip(found, leaves, strict=True))
+
+
+def _like(grad: Tensor | None, leaf: Tensor | None) -> Tensor | None:
+    """A missing gradient of something that is there is zero."""
+    if leaf is None:
+        return None
+    return torch.zeros_like(leaf) if grad is None else grad.to(leaf.dtype).reshape(leaf.shape)
+
+
+def _known(
+    ctx: Any,
+    before: Slot | None,
+    after: Slot | None,
+    output: Tensor | None,
+    beta: Tensor | None,
+    kept: Sequence[Tensor],
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """S'; S, unless it must be worked out; and the largest error seen above. S' leaves its slot."""
+    error = None if after is None else after.error
+    old: Tensor | None
+    if ctx.whole:
+        old = torch.stack(tuple(kept)) if ctx.apart else kept[0]
+        new = old if output is None or beta is None else flush(old, output, beta)
+        compared = before if output is None else after
+        guess = None if compared is None else compared.worked_out()
+        error = _larger(error, None if guess is None else _distance(guess, new))
+    else:
+        assert after is not None
+        new, old = after.streams(), None if before is None else before.exact()
+    if after is not None:
+        after.clear()
+    return new, old, error
+
+
+def _gradients(
+    implementation: Implementation, old: Tensor, new: Tensor, parts: Sequence[Any], given: Given, independent: bool
+) -> Sequence[Tensor | None]:
+    """The gradients of a step whose streams are all known."""
+    output, beta, pool_query, gate_query, gates, *numbers = parts
+    if not numbers:
+        return *_write_gradients(given[0], old, output, beta), None, None, None
+    if implementation == "triton":
+        from leadline.ops.multi_gate.triton import step_gradients
+
+        found = step_gradients(old, output, beta, pool_query, gate_query, gates, *numbers, *given, independent)
+        return [None if grad.numel() == 0 and old.numel() > 0 else grad for grad in found]
+    run: Callable[..., Sequence[Tensor | None]] = lean._plain_backward
+    if implementation == "compiled":
+        run = compiled.backward
+    flushed = None if output is None else new
+    return run(*_flat(old, flushed, parts, given), independent)
+
+
+def _compiled_gradients(new: Tensor, parts: Sequence[Any], given: Given, independent: bool) -> Sequence[Any]:
+    """S and the gradients, in one compiled loop over tokens."""
+    _, *flat = _flat(new, new, parts, given)
+    run = body(_unflush_body, True)
+    old, *found = run(new.reshape(new.shape[0], -1, new.shape[-1]).unbind(0), *flat[1:], independent)
+    return old.view(new.shape), *found
+
+
+def _unflush_body(new: Sequence[Tensor], output: Tensor, beta: Tensor, *parts: Any) -> tuple[Tensor | None, ...]:
+    dtype = torch.promote_types(new[0].dtype, torch.float32)
+    odds, wide_output = beta / (1 - beta), output.to(dtype)
+    rows = [row.to(dtype) for row in new]
+    old = [(row + o.unsqueeze(-1) * (row - wide_output)).to(new[0].dtype) for row, o in zip(rows, odds, strict=True)]
+    *head, dstreams, dread, dgates, independent = parts
+    given = (None if dstreams is None else dstreams.unbind(0), dread, dgates)
+    run: Callable[..., tuple[Tensor | None, ...]] = compiled._backward
+    return torch.stack(old), *run(old, new, output, beta, *head, *given, independent)
+
+
+def _flat(old: Tensor, new: Tensor | None, parts: Sequence[Any], given: Given) -> tuple[Any, ...]:
+    """All arguments of a backward body, with the tokens in one dimension."""
+    count, dim = old.shape[0], old.shape[-1]
+    output, beta, pool_query, gate_query, gates, *numbers = parts
+    dstreams, dread, dgates = given
+
+    def rows(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.reshape(count, -1, dim)
+
+    def row(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.reshape(-1, dim)
+
+    def scalars(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.reshape(count, -1)
+
+    queries = (pool_query, gate_query)
+    upstream = (rows(dstreams), row(dread), scalars(dgates))
+    return rows(old), rows(new), row(output), scalars(beta), *queries, scalars(gates), *numbers, *upstream
+
+
+def _write_gradients(total: Tensor | None, old: Tensor, output: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of S, F and β, from the whole gradient at S'."""
+    assert total is not None
+    total = total.to(wide(old.dtype))
+    share = beta.unsqueeze(-1) * total
+    dbeta = ((output.to(total.dtype) - old.to(total.dtype)) * total).sum(dim=-1)
+    return total - share, share.sum(dim=0), dbeta
 
 
 def _larger(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -251,97 +379,3 @@ def _distance(found: Tensor, true: Tensor) -> Tensor:
     true = true.to(dtype)
     length = torch.linalg.vector_norm(true).clamp_min(torch.finfo(dtype).tiny)
     return torch.linalg.vector_norm(found.to(dtype) - true) / length
-
-
-def _read(
-    streams: Tensor,
-    pool_query: Tensor | None,
-    gate_query: Tensor | None,
-    gate_bias: Tensor | None,
-    kind: str,
-    eps: float,
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """h and β; roots (N, ...) and scores (queries, N, ...)."""
-    x = streams.to(wide(streams.dtype))
-    dim = x.shape[-1]
-    root = (torch.linalg.vector_norm(x, dim=-1).square() / dim + eps).rsqrt()
-    queries = [query.to(x.dtype) for query in (pool_query, gate_query) if query is not None]
-    score = root.new_empty((0, *root.shape))
-    if queries:
-        products = torch.mm(torch.stack(queries), x.reshape(-1, dim).t())
-        score = products.view(len(queries), *root.shape).mul_(root * dim**-0.5)
-    read = streams[0].clone() if pool_query is None else _weighted(x, score[0].softmax(dim=0)).to(streams.dtype)
-    return read, None if gate_bias is None else gates_from(score[-1], gate_bias, kind), root, score
-
-
-def _weighted(x: Tensor, weight: Tensor) -> Tensor:
-    """`Σ_i weight_i x_i` for x (N, ..., D) and weight (N, ...)."""
-    total = x[0] * weight[0].unsqueeze(-1)
-    for i in range(1, x.shape[0]):
-        total.addcmul_(x[i], weight[i].unsqueeze(-1))
-    return total
-
-
-def _gradients(
-    streams: Tensor,
-    root: Tensor | None,
-    score: Tensor | None,
-    pool_query: Tensor | None,
-    gate_query: Tensor | None,
-    gates: Tensor | None,
-    dstreams: Tensor | None,
-    dread: Tensor | None,
-    dgates: Tensor | None,
-    independent: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Of the streams read, in float32 or wider; of both queries and of the bias, (1,)."""
-    dtype = wide(streams.dtype)
-    x, dim = streams.to(dtype), streams.shape[-1]
-    total = None if dstreams is None else dstreams.to(dtype)
-    dscores: list[Tensor] = []
-    dbias = None
-    if pool_query is None and dread is not None:
-        total = dread.to(dtype).unsqueeze(0) if total is None else total + dread.to(dtype)
-    if pool_query is not None and score is not None:
-        weight = score[0].softmax(dim=0)
-        if dread is None:
-            dscores.append(torch.zeros_like(weight))
-        else:
-            do = dread.to(dtype)
-            products = (x * do).sum(dim=-1)
-            dscores.append(weight * (products - (weight * products).sum(dim=0)))
-            share, do = weight.unsqueeze(-1), do.expand_as(x)
-            total = do * share if total is None else torch.addcmul(total, do, share)
-    if gate_query is not None and gates is not None:
-        dz, dbias = _gate_gradients(gates, dgates, independent)
-        dscores.append(dz)
-    total = torch.zeros_like(x) if total is None else total
-    if not dscores or root is None or score is None:
-        return total, None, None, None
-    dscore = torch.stack(dscores)
-    queries = [query for query in (pool_query, gate_query) if query is not None]
-    along = (dscore * (root * dim**-0.5)).flatten(start_dim=1)
-    back = (dscore * score).sum(dim=0).mul_(root.square()).div_(-dim)
-    directions = torch.stack([query.to(dtype) for query in queries])
-    total = torch.addmm(total.reshape(-1, dim), along.t(), directions).view(x.shape).addcmul_(x, back.unsqueeze(-1))
-    found = [g.to(q.dtype) for g, q in zip(torch.mm(along, x.reshape(-1, dim)).unbind(0), queries, strict=True)]
-    dpool = found.pop(0) if pool_query is not None else None
-    return total, dpool, found.pop(0) if gate_query is not None else None, dbias
-
-
-def _gate_gradients(gates: Tensor, dgates: Tensor | None, independent: bool) -> tuple[Tensor, Tensor]:
-    """Of the gates' scores, (N, ...), and of the bias, (1,)."""
-    if dgates is None:
-        return torch.zeros_like(gates), gates.new_zeros(1)
-    if independent:
-        dz = dgates * gates * (1 - gates)
-        return dz, dz.sum().reshape(1)
-    pull = (gates * dgates).sum(dim=0)
-    return gates * (dgates - pull), -((1 - gates.sum(dim=0)) * pull).sum().reshape(1)
-
-
-def _write_gradients(total: Tensor, old: Tensor, output: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of S, F and β, from the whole gradient at S'."""
-    dbeta = (output.to(total.dtype) - old.to(total.dtype)).mul_(total).sum(dim=-1)
-    doutput = _weighted(total, beta).to(output.dtype)
-    return torch.addcmul(total, total, beta.unsqueeze(-1), value=-1.0), doutput, dbeta

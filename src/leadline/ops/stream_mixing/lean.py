@@ -64,12 +64,12 @@ class _WriteStreams(torch.autograd.Function):
     def backward(ctx: Any, dnew_TND: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         with no_autocast(dnew_TND):
-            run = _compiled_write(compiled.write_back, saved[0]) if ctx.compile_bodies else _written_back
+            run: Any = _compiled_write(compiled.write_back, saved[0]) if ctx.compile_bodies else _written_back
             return *run(*saved, dnew_TND), None
 
 
 def _compiled_write(function: Any, streams_TND: Tensor) -> Any:
-    return body(function, True, streams_TND.shape[1], streams_TND.dtype)
+    return body(function, True)
 
 
 class _Sinkhorn(torch.autograd.Function):
@@ -81,7 +81,7 @@ class _Sinkhorn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_NNT: Tensor, iterations: int, compile_bodies: bool) -> Tensor:
-        run = body(_balanced, compile_bodies, logits_NNT.shape[0], iterations, logits_NNT.dtype)
+        run = body(_balanced, compile_bodies)
         mixing_NNT, columns_NNT, kernel_NNT = run(logits_NNT, iterations)
         ctx.save_for_backward(columns_NNT, kernel_NNT)
         ctx.iterations, ctx.compile_bodies = iterations, compile_bodies
@@ -91,7 +91,7 @@ class _Sinkhorn(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dmixing_NNT: Tensor) -> tuple[Tensor, None, None]:
-        run = body(_balanced_back, ctx.compile_bodies, dmixing_NNT.shape[0], ctx.iterations, dmixing_NNT.dtype)
+        run = body(_balanced_back, ctx.compile_bodies)
         return run(*ctx.saved_tensors, dmixing_NNT, ctx.iterations), None, None
 
 

@@ -89,8 +89,7 @@ class _HyperRead(torch.autograd.Function):
         arguments = (streams_TND, weight_kD, scale_k, projected_kTN, root_TN, pre_TN, dmade_kTN, dh_TD, dstreams_TND)
         run: Any = _hyper_back
         if ctx.compile_bodies:
-            given = (dh_TD is None, dstreams_TND is None)
-            run = body(compiled.hyper_back, True, streams_TND.shape[1], streams_TND.dtype, *given)
+            run = body(compiled.hyper_back, True)
         with no_autocast(streams_TND):
             return *run(*arguments), None, None
 
@@ -105,7 +104,7 @@ def _hyper_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     tokens, count, dim = streams_TND.shape
     if compile_bodies:
-        run = body(compiled.hyper, True, count, streams_TND.dtype)
+        run = body(compiled.hyper, True)
         made: tuple[Tensor, Tensor, Tensor, Tensor] = run(streams_TND, weight_kD, static_kN, scale_k, eps)
         return made
     projected_kM, root_M = projected(streams_TND.reshape(-1, dim), weight_kD, eps)
@@ -202,8 +201,7 @@ class _ManifoldRead(torch.autograd.Function):
         with no_autocast(streams_TND):
             run: Any = _manifold_slopes
             if ctx.compile_bodies:
-                given = (dpre_TN is None, dh_TD is None, dpost_TN is None)
-                run = body(compiled.manifold_slopes, True, n, y_kT.shape[0], streams_TND.dtype, *given)
+                run = body(compiled.manifold_slopes, True)
             slope_kT, pull_T, dbias_k, dscale_k = run(
                 streams_TND, y_kT, root_T, scale_k, pre_TN, post_TN, dpre_TN, dh_TD, dres_RT, dpost_TN
             )
@@ -215,7 +213,7 @@ class _ManifoldRead(torch.autograd.Function):
             dweight_kK = torch.mm(slope_kT, x_TK)
             grad_TND = grad_TK.view(streams_TND.shape)
             if ctx.compile_bodies:
-                run = body(compiled.pulled, True, n, streams_TND.dtype, dh_TD is None)
+                run = body(compiled.pulled, True)
                 grad_TND = run(grad_TND, streams_TND, pre_TN, pull_T, dh_TD)
             else:
                 grad_TK.addcmul_(x_TK, pull_T.unsqueeze(-1))
@@ -256,9 +254,7 @@ def _manifold_made(
     """Pre (T, N), h (T, D), the mixing's logits (R, T), post (T, N)."""
     n = streams_TND.shape[1]
     if compile_bodies:
-        made: tuple[Tensor, Tensor, Tensor, Tensor] = body(
-            compiled.manifold, True, n, y_kT.shape[0], streams_TND.dtype
-        )(streams_TND, y_kT, bias_k, scale_k)
+        made: tuple[Tensor, Tensor, Tensor, Tensor] = body(compiled.manifold, True)(streams_TND, y_kT, bias_k, scale_k)
         return made
     made_kT = torch.addcmul(bias_k.unsqueeze(1), scale_k.unsqueeze(1), y_kT)
     gates_TN = torch.sigmoid(made_kT[: 2 * n]).t()
