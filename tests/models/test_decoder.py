@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from leadline.connections import Additive
 from leadline.errors import UsageError
 from leadline.models import AttentionConfig, Decoder, DecoderConfig, InitConfig
 from leadline.models.layers import Attention, rotary_tables, rotate
-from leadline.norms import NormConfig
+from leadline.norms import BHyT, NormConfig
 
 MakeConfig = Callable[..., DecoderConfig]
 Lively = Callable[..., Decoder]
@@ -244,3 +245,31 @@ def test_a_warning_once_beyond_the_context(make_config: MakeConfig, tokens: Tens
     model(tokens)
     model(tokens)
     assert [str(w.message) for w in recwarn.list if "8 tokens at a time" in str(w.message)].__len__() == 1
+
+
+def test_folded_gains_leave_the_output(
+    make_config: MakeConfig, norm: NormConfig, tokens: Tensor, lively: Callable[..., Decoder]
+) -> None:
+    model = lively(make_config(blocks=2, norm=norm, tied=False))
+    with torch.no_grad():
+        expected = model(tokens)
+        model.fold_gains()
+        torch.testing.assert_close(model(tokens), expected, rtol=1e-10, atol=1e-10)
+    for block in model.blocks:
+        gain = getattr(block.attention_norm, "gain", None)
+        if gain is not None and getattr(block.attention_norm, "bias", None) is None:
+            assert torch.equal(gain, torch.ones_like(gain))
+
+
+def test_a_folded_model_keeps_its_constants_and_is_not_saved(
+    make_config: MakeConfig, tokens: Tensor, lively: Callable[..., Decoder], tmp_path: Path
+) -> None:
+    model = lively(make_config(blocks=2, norm=BHyT(), tied=False))
+    model.refresh_statistics()
+    expected = model(tokens)
+    model.fold_gains()
+    model.refresh_statistics()
+    torch.testing.assert_close(model(tokens), expected, rtol=1e-10, atol=1e-10)
+    with pytest.raises(UsageError, match="can't be saved"):
+        model.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()

@@ -199,3 +199,20 @@ def test_values_that_are_all_alike_have_a_finite_exact_form(backend: str) -> Non
     assert x.grad is not None
     assert x.grad.isfinite().all()
     torch.testing.assert_close(y, torch.full_like(y, 0.964), rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_token_alone_equals_the_token_among_others_to_the_bit(backend: str, dtype: torch.dtype) -> None:
+    """Decoding one token at a time gives what prefill gives, at both sites."""
+    x = torch.randn(40, 96, generator=torch.Generator().manual_seed(2)).to(dtype)
+    gain, lam, c = torch.rand(96, generator=torch.Generator().manual_seed(3)), torch.tensor([1.7]), torch.tensor([0.2])
+
+    def block(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y, moment = bounded_tanh(x, gain, lam, 10.0, 1e-6, backend=backend)
+        return y, moment, bounded_tanh_reuse(x + y, gain, lam, lam, 10.0, moment, c, 1e-6, backend=backend)
+
+    whole = block(x)
+    for token in range(40):
+        alone = block(x[token : token + 1])
+        assert all(torch.equal(a[0], w[token]) for a, w in zip(alone, whole, strict=True))

@@ -16,7 +16,8 @@ from torch import Tensor
 from leadline.errors import UsageError
 from leadline.ops import Backend, depth_attention, use_backend
 from leadline.ops.choice import why_not
-from leadline.ops.depth_attention import depth_attention_weights, lean, source_root
+from leadline.ops.depth_attention import depth_attention_weights, source_root
+from leadline.ops.precision import FEW_NUMBERS
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "depth_attention.json").read_text())
 BACKENDS: tuple[Backend, ...] = ("reference", "lean")
@@ -230,7 +231,7 @@ def test_two_runs_are_equal_to_the_bit(dtype: torch.dtype) -> None:
 def test_reading_without_gradients_gives_the_same(tokens: int, dtype: torch.dtype) -> None:
     """One token is read stacked and many are read listed; 400 tokens of 48 numbers are many."""
     sources, query, gain = inputs(5, 2, tokens, 48, dtype=dtype)
-    assert (sources[0].numel() > lean.FEW_NUMBERS) == (tokens == 400)
+    assert (sources[0].numel() > FEW_NUMBERS) == (tokens == 400)
     expected = depth_attention(sources, query, gain, EPS).detach()
     with torch.no_grad():
         found = depth_attention(sources, query, gain, EPS)

@@ -80,7 +80,7 @@ class Arguments:
     """Held-out tokens for the pictures along depth; removing blocks uses half of them."""
 
     backend: Literal["auto", "reference", "lean", "compiled", "triton"] = "auto"
-    """Of the operators along depth. On a CPU auto is lean; compiled is faster and takes half a minute a run to start."""
+    """Of the operators along depth. On a CPU auto is lean; compiled is faster and takes half a minute to start."""
 
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 means autocast; parameters stay float32."""

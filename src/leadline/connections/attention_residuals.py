@@ -19,7 +19,7 @@ from leadline.config import kind
 from leadline.connections.base import Connection, Readout, Site, State
 from leadline.errors import UsageError
 from leadline.ops.depth_attention import read_sources, source_root
-from leadline.ops.precision import no_autocast, wide
+from leadline.ops.precision import few_numbers, no_autocast, wide
 
 
 class AttentionState(NamedTuple):
@@ -27,7 +27,8 @@ class AttentionState(NamedTuple):
 
     Attributes:
         bank: finished sources, each (..., D); the embedding first.
-        roots: for each the reciprocal root of its mean square, (...), float32 or wider; empty where nothing needs it.
+        roots: for each the reciprocal root of its mean square, (...), float32 or wider; empty where nothing needs it: no
+            read does for a few tokens without gradients.
         partial: the sum of the outputs of the block at hand, (..., D), and its root if roots are needed; empty before
             the block's first output.
         place: an empty tensor of shape (0, block): the number of the block at hand, as a tensor that needs no reading.
@@ -111,7 +112,8 @@ class _Reader(nn.Module):
                 raise UsageError(f"a site without a query met {len(seen)} sources; the first site must come first")
             return seen[0], state
         if self.config.weights == "softmax" and self.key_gain is not None:
-            mix, handed = read_sources(seen, self.query, self.key_gain, self.config.eps, roots=roots)
+            known = roots if len(roots) == len(seen) else None
+            mix, handed = read_sources(seen, self.query, self.key_gain, self.config.eps, roots=known)
             return mix, state.handed_on(handed)
         if len(seen) == 1:
             return seen[0], state
@@ -234,7 +236,7 @@ class AttentionResiduals(Connection):
 
     def roots(self, *sources: Tensor) -> tuple[Tensor, ...]:
         """Of sources just written: worked out once, without a gradient of their own; empty where no read needs them."""
-        if not (self.keyed and self.weights == "softmax"):
+        if not (self.keyed and self.weights == "softmax") or (sources and few_numbers(sources[0])):
             return ()
         with torch.no_grad():
             return tuple(source_root(source, self.eps) for source in sources)

@@ -39,6 +39,7 @@ class Decoder(nn.Module):
 
     Attributes:
         recompute: recompute each block in the backward pass instead of storing its activations; gradients stay.
+        folded: whether `fold_gains` has been called.
 
     Raises:
         UsageError: options that don't fit each other, named.
@@ -50,6 +51,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.recompute = False
+        self.folded = False
         self._warned = False
         dtype = dtype or torch.get_default_dtype()
         wide = torch.promote_types(dtype, torch.float32)
@@ -159,11 +161,32 @@ class Decoder(nn.Module):
 
         For training every clamp(steps // 50, 1, 1000) steps, and at the end. A forward pass never does it.
         """
+        if self.folded:
+            return
         for block in cast(list[Block], list(self.blocks)):
             block.refresh_statistics(self.config.context)
 
+    @torch.no_grad()
+    def fold_gains(self) -> None:
+        """Moves the gain of each norm that a matrix reads into that matrix, for inference; the output stays.
+
+        `W (γ ⊙ y) = (W diag γ) y`, so gains become one: those before attention, before the MLP, and before an untied
+        head. A norm with a bias keeps its gain. A folded model can't be saved: BHyT's constants are made from the
+        matrices before folding.
+        """
+        for block in cast(list[Block], list(self.blocks)):
+            _fold(block.attention_norm, block.attention.qkv)
+            _fold(block.mlp_norm, block.mlp.gate_up)
+        if self.head is not None:
+            _fold(self.final_norm, self.head)
+        self.folded = True
+
     def save(self, folder: Path | str) -> None:
         """Refreshes BHyT's constants and writes `config.json` and `model.safetensors`, each whole or not at all."""
+        if self.folded:
+            raise UsageError(
+                "a model whose gains are folded is for inference and can't be saved; save it before folding"
+            )
         self.refresh_statistics()
         saving.write_model(Path(folder), self.config, self)
 
@@ -184,3 +207,12 @@ class Decoder(nn.Module):
         model = cls(config, device="meta", dtype=dtype)
         saving.read_weights(folder, model, device=device, keep_dtype=dtype is None)
         return model
+
+
+def _fold(norm: nn.Module, linear: nn.Linear) -> None:
+    """Moves a norm's gain, where it has one and no bias, into the matrix that reads it."""
+    gain = getattr(norm, "gain", None)
+    if gain is None or getattr(norm, "bias", None) is not None:
+        return
+    linear.weight.mul_(gain.to(linear.weight.dtype))
+    gain.fill_(1.0)

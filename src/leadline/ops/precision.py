@@ -13,6 +13,15 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+FEW_NUMBERS = 8192
+"""In a step of generation, launching operators costs more than moving numbers: up to here."""
+
+
+def few_numbers(x: Tensor) -> bool:
+    """Whether an operator on x should launch as few operators as it can: few numbers, and no gradients to make."""
+    return x.numel() <= FEW_NUMBERS and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
 def no_autocast(like: Tensor) -> contextlib.AbstractContextManager[object]:
     """Turns autocast off on `like`'s device, where it is on."""
     kind = like.device.type

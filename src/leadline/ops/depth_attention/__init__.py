@@ -9,9 +9,9 @@ from torch import Tensor
 
 from leadline.errors import UsageError
 from leadline.ops.choice import Backend, chosen
-from leadline.ops.depth_attention.lean import read_lean
+from leadline.ops.depth_attention.lean import read_few, read_lean
 from leadline.ops.depth_attention.reference import depth_attention_reference, depth_attention_weights, source_root
-from leadline.ops.precision import no_autocast
+from leadline.ops.precision import few_numbers, no_autocast
 
 __all__ = ["depth_attention", "depth_attention_weights", "read_sources", "source_root"]
 
@@ -79,6 +79,8 @@ def read_sources(
             from leadline.ops.depth_attention.triton import read_triton
 
             return read_triton(sources, query, key_gain, eps)
+        if len(sources) > 1 and few_numbers(sources[0]):
+            return read_few(sources, query, key_gain, eps), tuple(sources)
         if roots is None:
             with torch.no_grad():
                 roots = [source_root(source, eps) for source in sources]

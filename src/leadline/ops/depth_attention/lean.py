@@ -18,14 +18,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from leadline.ops.depth_attention import compiled
 from leadline.ops.precision import no_autocast, wide
-
-FEW_NUMBERS = 8192
-"""Without gradients, sources of at most so many numbers are read stacked: there, launching operators is the cost."""
 
 
 def read_lean(
@@ -44,18 +42,18 @@ def read_lean(
     if torch.is_grad_enabled():
         mix, *handed = _Read.apply(query, key_gain, len(sources), compile_bodies, *sources, *roots)
         return mix, tuple(handed)
-    if torch.compiler.is_compiling() or sources[0].numel() > FEW_NUMBERS:
-        direction = query.to(roots[0].dtype) * key_gain.to(roots[0].dtype)
-        return _forward(sources, roots, direction, compile_bodies)[0], tuple(sources)
-    return _stacked_read(sources, roots, query, key_gain), tuple(sources)
+    direction = query.to(roots[0].dtype) * key_gain.to(roots[0].dtype)
+    return _forward(sources, roots, direction, compile_bodies)[0], tuple(sources)
 
 
-def _stacked_read(sources: Sequence[Tensor], roots: Sequence[Tensor], query: Tensor, key_gain: Tensor) -> Tensor:
-    """The mix of a few tokens, in a number of operators that does not grow with the sources."""
+def read_few(sources: Sequence[Tensor], query: Tensor, key_gain: Tensor, eps: float) -> Tensor:
+    """The mix of a few tokens without gradients: in as few operators as can be, whose number does not grow with the
+    sources. It stacks them, and takes no roots."""
     stacked = torch.stack(list(sources), dim=-2)
     x = stacked.to(wide(stacked.dtype))
-    score = torch.matmul(x, query.to(x.dtype) * key_gain.to(x.dtype)).mul_(torch.stack(list(roots), dim=-1))
-    return torch.matmul(score.softmax(dim=-1).unsqueeze(-2), x).squeeze(-2).to(stacked.dtype)
+    direction = query.to(x.dtype) * key_gain.to(x.dtype)
+    weight = torch.matmul(F.rms_norm(x, x.shape[-1:], None, eps), direction).softmax(dim=-1)
+    return torch.matmul(weight.unsqueeze(-2), x).squeeze(-2).to(stacked.dtype)
 
 
 def _forward(

@@ -20,13 +20,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from leadline.ops.multi_gate import compiled
 from leadline.ops.multi_gate.compiled import Forward
 from leadline.ops.multi_gate.reference import gates_from
-from leadline.ops.precision import no_autocast, wide
+from leadline.ops.precision import few_numbers, no_autocast, wide
 
 Gradients = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
@@ -46,11 +47,42 @@ def multi_gate_step_lean(
     query, bias = gate if gate is not None else (None, None)
     compile_bodies = compile_bodies and not torch.compiler.is_compiling()
     independent = kind == "independent"
+    if few_numbers(streams) and pool_query is not None:
+        return _few(streams, output, beta, pool_query, query, bias, independent, eps)
     if not torch.is_grad_enabled():
         found = forward(streams, output, beta, pool_query, query, bias, independent, eps, compile_bodies)
         return (streams if found.streams is None else found.streams), found.read, found.gates
     new, read, gates = _Step.apply(streams, output, beta, pool_query, query, bias, independent, eps, compile_bodies)
     return (streams if output is None else new), read, gates
+
+
+def _few(
+    streams: Tensor,
+    output: Tensor | None,
+    beta: Tensor | None,
+    pool_query: Tensor,
+    gate_query: Tensor | None,
+    gate_bias: Tensor | None,
+    independent: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A step for a few tokens without gradients: in as few operators as can be."""
+    dtype, dim = streams.dtype, streams.shape[-1]
+    x = streams.to(wide(dtype))
+    if output is not None and beta is not None:
+        x = torch.lerp(x, output.to(x.dtype), beta.unsqueeze(-1))
+        streams = x.to(dtype)
+        x = streams.to(x.dtype)
+    queries = pool_query.unsqueeze(0) if gate_query is None else torch.stack((pool_query, gate_query))
+    scores = F.linear(F.rms_norm(x, (dim,), None, eps), queries.to(x.dtype) * dim**-0.5).movedim(0, -1)
+    weight = scores[..., 0, :].softmax(dim=-1)
+    read = torch.matmul(weight.unsqueeze(-2), x.movedim(0, -2)).squeeze(-2).to(dtype)
+    if gate_bias is None:
+        return streams, read, None
+    return streams, read, gates_from(scores[..., 1, :].movedim(-1, 0), gate_bias, _KINDS[independent])
+
+
+_KINDS = ("competitive", "independent")
 
 
 def forward(
@@ -117,7 +149,7 @@ def _plain_forward(
         read = total.to(dtype)
     gates = None
     if gate_bias is not None:
-        gates = gates_from(score[-1], gate_bias, "independent" if independent else "competitive")
+        gates = gates_from(score[-1], gate_bias, _KINDS[independent])
     return Forward(
         new, read, gates, root, None if pool_query is None else score[0], None if gate_query is None else score[-1]
     )
