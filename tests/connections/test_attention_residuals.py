@@ -426,3 +426,65 @@ def test_static_weights_have_one_number_for_each_source_that_a_read_sees() -> No
     final, _ = fold(depth.double(), x, layers)
     final.sum().backward()
     assert all(p.grad is not None for p in depth.parameters())
+
+
+def prefetching(depth: Depth, x: Tensor, layers: Tensor, ahead: int, skip: Collection[int] = ()) -> Tensor:
+    """The fold, where every `ahead`-th site is preceded by a prefetch for it and the ones after it."""
+    state = depth.open(x)
+    for index, (site, layer) in enumerate(zip(depth.sites, layers, strict=True)):
+        if index % ahead == 0:
+            state = depth.prefetch(state, list(depth.sites)[index : index + ahead])
+        if index in skip:
+            state = site.skip(state)
+            continue
+        h, state = site.read(state)
+        state = site.write(state, torch.tanh(h @ layer))
+    return depth.readout(state)
+
+
+@both
+@pytest.mark.parametrize("skip", [(), (2, 3), (0,)])
+@pytest.mark.parametrize("ahead", [1, 3, 4, 8])
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_prefetch_never_changes_a_result(size: int, ahead: int, skip: Collection[int], backend: Backend) -> None:
+    x, layers = inputs(8)
+    depth = moved(AttentionResiduals(block_size=size), 8)
+    parameters = [x.requires_grad_(), *depth.parameters()]
+    with use_backend(backend):
+        found = prefetching(depth, x, layers, ahead, skip)
+        truth, _ = fold(depth, x, layers, skip)
+        torch.testing.assert_close(found, truth, rtol=1e-11, atol=1e-11)
+        grads = [torch.autograd.grad(y.sin().sum(), parameters, allow_unused=True) for y in (found, truth)]
+        for a, b in zip(*grads, strict=True):
+            if a is not None and b is not None:
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+            else:
+                assert b is None
+                assert a is None or not a.any()
+        with torch.no_grad():
+            torch.testing.assert_close(prefetching(depth, x, layers, ahead, skip), truth, rtol=1e-11, atol=1e-11)
+
+
+def test_a_prefetched_site_reads_once_from_what_was_prefetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sites given don't read the bank again; a site that wasn't given does."""
+    x, layers = inputs(4)
+    depth = moved(AttentionResiduals(block_size=4), 4)
+    state = depth.open(x)
+    reads = []
+    monkeypatch.setattr(
+        "leadline.connections.attention_residuals.read_sources",
+        lambda sources, *_, **__: (reads.append(len(sources)), (sources[0], tuple(sources)))[1],
+    )
+    state = depth.prefetch(state, list(depth.sites)[:3])
+    for site, layer in zip(depth.sites, layers, strict=True):
+        h, state = site.read(state)
+        state = site.write(state, torch.tanh(h @ layer))
+    assert reads == [2]
+    assert not state.ahead
+
+
+@pytest.mark.parametrize("options", [{"window": 2}, {"key_norm": False}, {"weights": "sigmoid"}])
+def test_ablations_are_not_prefetched(options: dict[str, Any]) -> None:
+    depth = moved(AttentionResiduals(**options), 4)
+    state = depth.open(inputs(4)[0])
+    assert depth.prefetch(state, list(depth.sites)) is state

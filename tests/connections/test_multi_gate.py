@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from stacks import DIM, check_golden, close, fold, golden_cases, inputs, moved
 from torch import Tensor
 
-from leadline.config import from_dict
-from leadline.connections import Connection, Depth, MultiGate, Site, State
+from leadline.connections import Depth, MultiGate, Site, State
 from leadline.errors import UsageError
 from leadline.ops import Backend, use_backend
 
@@ -261,13 +260,6 @@ def test_the_readout_has_its_own_query_and_reads_the_last_output() -> None:
         state = site.write(state, output)
     gradients = torch.autograd.grad(depth.readout(state).square().sum(), [output, depth.readout.pool_query])
     assert all(g.any() for g in gradients)
-
-
-def test_inversion_is_not_in_this_version() -> None:
-    with pytest.raises(UsageError, match="memory='invert' is not available in this version"):
-        MultiGate(memory="invert")
-    with pytest.raises(UsageError, match="store"):
-        from_dict(Connection, {"kind": "multi-gate", "memory": "invert"})
 
 
 def test_wrong_options_are_errors() -> None:

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leadline.connections import Additive
+from leadline.connections import Additive, AttentionResiduals
 from leadline.errors import UsageError
 from leadline.models import AttentionConfig, Decoder, DecoderConfig, InitConfig
+from leadline.models.cache import KVCache
 from leadline.models.layers import Attention, rotary_tables, rotate
 from leadline.norms import BHyT, NormConfig
 
@@ -273,3 +274,19 @@ def test_a_folded_model_keeps_its_constants_and_is_not_saved(
     with pytest.raises(UsageError, match="can't be saved"):
         model.save(tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_prefetch_changes_no_logits_in_training_and_in_generation(
+    make_config: MakeConfig, tokens: Tensor, lively: Lively, size: int
+) -> None:
+    model = lively(make_config(blocks=3, connection=AttentionResiduals(block_size=size), tied=False))
+    expected, plain = model(tokens), gradients(model, tokens)
+    model.prefetch = True
+    assert torch.allclose(model(tokens), expected, atol=1e-10)
+    for name, grad in gradients(model, tokens).items():
+        assert torch.allclose(grad, plain[name], atol=1e-8), name
+    cache = KVCache()
+    with torch.inference_mode():
+        steps = [model(tokens[:, i : i + 1], cache=cache) for i in range(tokens.shape[1])]
+    assert torch.allclose(torch.cat(steps, dim=1), expected, atol=1e-9)

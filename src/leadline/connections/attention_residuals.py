@@ -9,6 +9,7 @@ and the partial sum of the block at hand. A read that belongs to another block t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -18,8 +19,28 @@ from torch import Tensor, nn
 from leadline.config import kind
 from leadline.connections.base import Connection, Readout, Site, State
 from leadline.errors import UsageError
-from leadline.ops.depth_attention import read_sources, source_root
+from leadline.ops.depth_attention import read_ahead, read_on, read_sources, source_root
 from leadline.ops.precision import few_numbers, no_autocast, wide
+
+LOOK_AHEAD = 8
+"""Readers of Full that a model prefetches at a time."""
+
+
+class ReadAhead(NamedTuple):
+    """A reader's first phase.
+
+    Attributes:
+        query: the reader's own parameter, by which it knows its entry.
+        direction: query ⊙ key gain, (D,).
+        mix, lse: see `leadline.ops.depth_attention.read_ahead`.
+        covered: an empty tensor of shape (0, sources covered), the first ones.
+    """
+
+    query: Tensor
+    direction: Tensor
+    mix: Tensor
+    lse: Tensor
+    covered: Tensor
 
 
 class AttentionState(NamedTuple):
@@ -27,17 +48,19 @@ class AttentionState(NamedTuple):
 
     Attributes:
         bank: finished sources, each (..., D); the embedding first.
-        roots: for each the reciprocal root of its mean square, (...), float32 or wider; empty where nothing needs it: no
-            read does for a few tokens without gradients.
+        roots: for each the reciprocal root of its mean square, (...), float32 or wider; empty where no read needs it,
+            as for a few tokens without gradients.
         partial: the sum of the outputs of the block at hand, (..., D), and its root if roots are needed; empty before
             the block's first output.
         place: an empty tensor of shape (0, block): the number of the block at hand, as a tensor that needs no reading.
+        ahead: what `prefetch` has worked out for readers to come.
     """
 
     bank: tuple[Tensor, ...]
     roots: tuple[Tensor, ...]
     partial: tuple[Tensor, ...]
     place: Tensor
+    ahead: tuple[ReadAhead, ...] = ()
 
     @property
     def block(self) -> int:
@@ -48,11 +71,11 @@ class AttentionState(NamedTuple):
         """The state as block `block` sees it: a partial sum of another block joins the bank and leaves nothing."""
         if block == self.block:
             return self
-        return AttentionState(self.sources, self.source_roots, (), self.place.new_empty((0, block)))
+        return AttentionState(self.sources, self.source_roots, (), self.place.new_empty((0, block)), self.ahead)
 
-    def handed_on(self, seen: tuple[Tensor, ...]) -> AttentionState:
-        """The state with sources in the form in which a read hands them on: the first one and the last ones."""
-        sources = (*seen[:1], *self.sources[1 : len(self.sources) - len(seen) + 1], *seen[1:])
+    def handed_on(self, first: tuple[Tensor, ...], last: tuple[Tensor, ...]) -> AttentionState:
+        """The state with its first and last sources in the form in which a read hands them on."""
+        sources = (*first, *self.sources[len(first) : len(self.sources) - len(last)], *last)
         partial = (*sources[len(self.bank) :], *self.partial[1:])
         return self._replace(bank=sources[: len(self.bank)], partial=partial)
 
@@ -112,13 +135,24 @@ class _Reader(nn.Module):
                 raise UsageError(f"a site without a query met {len(seen)} sources; the first site must come first")
             return seen[0], state
         if self.config.weights == "softmax" and self.key_gain is not None:
+            for entry in state.ahead:
+                if entry.query is self.query:
+                    return self._go_on(state, entry)
             known = roots if len(roots) == len(seen) else None
             mix, handed = read_sources(seen, self.query, self.key_gain, self.config.eps, roots=known)
-            return mix, state.handed_on(handed)
+            return mix, state if handed[0] is seen[0] else state.handed_on(handed[:1], handed[1:])
         if len(seen) == 1:
             return seen[0], state
         with no_autocast(seen[0]):
             return self._weighted(seen, self._weights(seen, self.query)), state
+
+    def _go_on(self, state: AttentionState, entry: ReadAhead) -> tuple[Tensor, AttentionState]:
+        """The second phase: the sources that were not there when the first one ran."""
+        covered = entry.covered.shape[1]
+        later, roots = state.sources[covered:], state.source_roots[covered:]
+        mix, handed = read_on(entry.mix, entry.lse, later, entry.direction, self.config.eps, roots=roots)
+        ahead = tuple(other for other in state.ahead if other is not entry)
+        return mix, state.handed_on((), handed)._replace(ahead=ahead)
 
     def _weights(self, sources: tuple[Tensor, ...], query: Tensor) -> Tensor:
         """The weights of each source, (k, ...), in float32 or wider, by the plain formula."""
@@ -259,6 +293,36 @@ class AttentionResiduals(Connection):
         """One source, the embedding x (..., D)."""
         x = self.state_tensor(x)
         return AttentionState((x,), self.roots(x), (), x.new_empty((0, 0)))
+
+    def prefetch(self, state: State, upcoming_sites: Sequence[Site]) -> AttentionState:
+        """Phase 1 of the reads of `upcoming_sites`: the finished sources are read once for all of them.
+
+        Their reads go on from there; a read of another site, and a skip, are what they were. Not for ablations.
+        """
+        readers = [site for site in upcoming_sites if isinstance(site, AttentionSite) and site.query is not None]
+        if not readers or self.weights != "softmax" or not self.key_norm or self.window is not None:
+            return state
+        state = state.commit(readers[0].block)
+        queries = [site.query for site in readers if site.query is not None]
+        gains = [site.key_gain for site in readers if site.key_gain is not None]
+        with no_autocast(state.bank[0]):
+            dtype = wide(state.bank[0].dtype)
+            directions = torch.stack(queries).to(dtype) * torch.stack(gains).to(dtype)
+        found = read_ahead(state.bank, directions, self.eps, roots=state.roots)
+        covered = state.place.new_empty((0, len(state.bank)))
+        parts = zip(queries, directions.unbind(0), found.mixes, found.lse, strict=True)
+        return state._replace(bank=found.bank, ahead=tuple(ReadAhead(*part, covered) for part in parts))
+
+    def look_ahead(self, state: State, sites: Sequence[Site]) -> Sequence[Site]:
+        """Of the sites to come, those that are worth a `prefetch` now: those of one block, or a few of Full."""
+        first = sites[0] if sites else None
+        if not isinstance(first, AttentionSite) or any(entry.query is first.query for entry in state.ahead):
+            return ()
+        if (self.block_size or 1) == 1:
+            return sites[:LOOK_AHEAD]
+        return list(
+            itertools.takewhile(lambda site: isinstance(site, AttentionSite) and site.block == first.block, sites)
+        )
 
     def pack(self, state: State) -> tuple[Tensor, ...]:
         """The bank, the partial sum if there is one, and an empty tensor of shape (0, 1 or 0, block) that says so.

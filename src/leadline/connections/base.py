@@ -134,6 +134,14 @@ class Connection:
         """The state before the first sublayer. Has no parameters; fixes the dtype that travels."""
         raise TypeError(f"{type(self).__name__} does not define open")
 
+    def prefetch(self, state: State, upcoming_sites: Sequence[Site]) -> State:
+        """May compute ahead what the given sites will read; never changes a result."""
+        return state
+
+    def look_ahead(self, state: State, sites: Sequence[Site]) -> Sequence[Site]:
+        """Of the sites to come, those that are worth a `prefetch` now."""
+        return ()
+
     def pack(self, state: State) -> tuple[Tensor, ...]:
         """Flushes what is pending and flattens the state for a pipeline hop."""
         raise TypeError(f"{type(self).__name__} does not define pack")
@@ -168,7 +176,7 @@ class Depth(nn.Module):
 
     def prefetch(self, state: State, upcoming_sites: Sequence[Site]) -> State:
         """May compute ahead what the given sites will read; never changes a result."""
-        return state
+        return self.connection.prefetch(state, upcoming_sites)
 
     def pack(self, state: State) -> tuple[Tensor, ...]:
         """Flushes and flattens the state for a pipeline hop."""

@@ -65,13 +65,19 @@ class Options(NamedTuple):
     gate_limit: float | None = None
     budget: float | None = None
     anchor_every: int | None = None
-    capacity: float = 0.5
+    capacity: float | None = None
 
 
 def limits_for(dtype: torch.dtype, options: Options) -> Limits:
     """The options given, and the dtype's own limits where one is None."""
     own = DEFAULTS.get(dtype, DEFAULTS[torch.bfloat16])
-    return Limits(*(mine if given is None else given for given, mine in zip(options, own, strict=False)), own.tolerance)
+    return Limits(
+        own.gate_limit if options.gate_limit is None else options.gate_limit,
+        own.budget if options.budget is None else options.budget,
+        own.anchor_every if options.anchor_every is None else options.anchor_every,
+        own.capacity if options.capacity is None else options.capacity,
+        own.tolerance,
+    )
 
 
 class Tape:

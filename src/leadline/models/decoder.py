@@ -39,6 +39,7 @@ class Decoder(nn.Module):
 
     Attributes:
         recompute: recompute each block in the backward pass instead of storing its activations; gradients stay.
+        prefetch: read Attention Residuals in two phases. The result is the same; on a CPU it is no faster.
         folded: whether `fold_gains` has been called.
 
     Raises:
@@ -51,6 +52,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.recompute = False
+        self.prefetch = False
         self.folded = False
         self._warned = False
         dtype = dtype or torch.get_default_dtype()
@@ -110,9 +112,12 @@ class Decoder(nn.Module):
             x = self.embed_norm(x)
         at_hand = self._describe(before, tokens)
         state = self.config.connection.open(x)
+        sites = self.sites() if self.prefetch and not self.recompute else []
         recompute = self.recompute and cache is None and torch.is_grad_enabled()
         for index, block in enumerate(self.blocks):
             skip_attention, skip_mlp = 2 * index in skip, 2 * index + 1 in skip
+            if upcoming := self.config.connection.look_ahead(state, sites[2 * index :]):
+                state = self.config.connection.prefetch(state, upcoming)
             if recompute:
                 state = checkpoint(block, state, at_hand, None, skip_attention, skip_mlp, use_reentrant=False)
             else:

@@ -9,11 +9,20 @@ from torch import Tensor
 
 from leadline.errors import UsageError
 from leadline.ops.choice import Backend, chosen
+from leadline.ops.depth_attention.ahead import Ahead, read_ahead, read_on
 from leadline.ops.depth_attention.lean import read_few, read_lean
 from leadline.ops.depth_attention.reference import depth_attention_reference, depth_attention_weights, source_root
 from leadline.ops.precision import few_numbers, no_autocast
 
-__all__ = ["depth_attention", "depth_attention_weights", "read_sources", "source_root"]
+__all__ = [
+    "Ahead",
+    "depth_attention",
+    "depth_attention_weights",
+    "read_ahead",
+    "read_on",
+    "read_sources",
+    "source_root",
+]
 
 
 def depth_attention(
