@@ -303,8 +303,8 @@ class AttentionResiduals(Connection):
         if not readers or self.weights != "softmax" or not self.key_norm or self.window is not None:
             return state
         state = state.commit(readers[0].block)
-        queries = [site.query for site in readers if site.query is not None]
-        gains = [site.key_gain for site in readers if site.key_gain is not None]
+        queries: list[Tensor] = [site.query for site in readers if site.query is not None]
+        gains: list[Tensor] = [site.key_gain for site in readers if site.key_gain is not None]
         with no_autocast(state.bank[0]):
             dtype = wide(state.bank[0].dtype)
             directions = torch.stack(queries).to(dtype) * torch.stack(gains).to(dtype)
