@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from leadline.designs import PRESETS, resolve
 from leadline.models import Decoder, DecoderConfig
 from leadline.norms import NormConfig
 
@@ -49,3 +51,16 @@ def test_blocks_compile_on_their_own(make_config: MakeConfig, tokens: Tensor) ->
     for block in model.blocks:
         block.compile(fullgraph=True, backend="aot_eager")
     assert torch.allclose(model(tokens), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("design", ["prenorm", "mgr-competitive", "attnres-block"])
+def test_other_numbers_of_sequences_and_tokens(design: str) -> None:
+    """Sizes that become symbols: nothing in a model may need them as numbers."""
+    shape = dataclasses.replace(PRESETS["tiny"].shape, blocks=2, dim=24, heads=2, kv_heads=2, head_dim=12, hidden=32)
+    model = Decoder(resolve(design).decoder(shape, 64))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for batch, time in ((2, 8), (3, 9), (4, 11)):
+        tokens = torch.randint(64, (batch, time), generator=torch.Generator().manual_seed(time))
+        logits = compiled(tokens)
+        logits.sum().backward()
+        assert torch.allclose(logits, model(tokens), atol=1e-5)

@@ -91,15 +91,18 @@ class Attention(nn.Module):
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The newest T of S tokens attend to all tokens up to themselves: (B, H, T, E)."""
         time, attended = query.shape[2], key.shape[2]
-        mask = None
-        if 1 < time < attended:
-            mask = torch.ones(time, attended, dtype=torch.bool, device=query.device).tril(attended - time)
+        mask, causal = None, False
+        if time > 1:  # branches, because under torch.compile these sizes may be symbols, which is_causal doesn't take
+            if time == attended:
+                causal = True
+            else:
+                mask = torch.ones(time, attended, dtype=torch.bool, device=query.device).tril(attended - time)
         return F.scaled_dot_product_attention(
             query,
             key,
             value,
             attn_mask=mask,
-            is_causal=time == attended and time > 1,
+            is_causal=causal,
             enable_gqa=self.heads != self.kv_heads,
         )
 
