@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leadline.connections import Additive, AttentionResiduals
+from leadline.connections import Additive, AttentionResiduals, MultiGate
 from leadline.errors import UsageError
 from leadline.models import AttentionConfig, Decoder, DecoderConfig, InitConfig
 from leadline.models.cache import KVCache
@@ -79,7 +79,11 @@ def test_recomputation_has_equal_gradients(config: DecoderConfig, tokens: Tensor
     model.recompute = True
     recomputed = gradients(model, tokens)
     assert stored.keys() == recomputed.keys()
-    assert all(torch.equal(stored[name], recomputed[name]) for name in stored)
+    if isinstance(config.connection, MultiGate) and config.connection.memory == "invert":
+        # A recomputed block has its streams at hand: it is nearer the truth than inversion without it.
+        torch.testing.assert_close(recomputed, stored, rtol=1e-9, atol=1e-9)
+    else:
+        assert all(torch.equal(stored[name], recomputed[name]) for name in stored)
 
 
 def test_meta_construction_then_materialise(make_config: MakeConfig, connection: Any, norm: NormConfig) -> None:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from leadline.ops.multi_gate.inversion import Keep, Wanted, multi_gate_step_inverted
+from leadline.ops.multi_gate.inversion import Keep, multi_gate_step_inverted
 from leadline.ops.multi_gate.slots import InversionError, Slot, tape_bytes
 
 __all__ = ["DEFAULTS", "InversionError", "Limits", "Options", "Tape", "limits_for", "tape_bytes"]
@@ -51,7 +51,7 @@ class Limits(NamedTuple):
 
 
 DEFAULTS: dict[torch.dtype, Limits] = {
-    torch.float64: Limits(0.99, 12.0, 64, 0.5, 1e-10),
+    torch.float64: Limits(0.99, 9.0, 64, 0.5, 1e-10),
     torch.float32: Limits(0.9, 4.0, 32, 0.5, 1e-4),
     torch.float16: Limits(0.5, 1.0, 16, 0.5, 1e-2),
     torch.bfloat16: Limits(0.5, 0.7, 8, 0.5, 5e-2),
@@ -160,11 +160,10 @@ def step(
     kind: str,
     eps: float,
     options: Options,
-    wanted: Wanted,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tape | None]:
+) -> tuple[Tensor | None, Tensor, Tensor | None, Tape | None]:
     """Streams, read and gates as of `leadline.ops.multi_gate_step`, and the tape of these streams.
 
-    Without `wanted.streams` or without a gate the step ends the tape: it stores the streams.
+    Without a gate the step ends the tape: it stores the streams and gives none.
 
     Raises:
         InversionError: streams that were changed in place.
@@ -188,7 +187,7 @@ def step(
         before=tape.slot,
         keep=keep,
         check=check,
-        wanted=wanted,
+        hands_on=gate is not None,
     )
     if new is None or slot is None:
         return new, read, gates, None
@@ -247,9 +246,9 @@ def outside_compiler() -> None:
         _OUTSIDE["opened"] = torch.compiler.disable(opened, reason=reason)
 
 
-def run_step(*args: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tape | None]:
+def run_step(*args: Any) -> tuple[Tensor | None, Tensor, Tensor | None, Tape | None]:
     """`step`, never compiled."""
-    result: tuple[Tensor | None, Tensor | None, Tensor | None, Tape | None] = _OUTSIDE.get("step", step)(*args)
+    result: tuple[Tensor | None, Tensor, Tensor | None, Tape | None] = _OUTSIDE.get("step", step)(*args)
     return result
 
 

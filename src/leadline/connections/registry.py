@@ -30,6 +30,7 @@ EXAMPLES: dict[str, Connection] = {
     "mgr-independent": MultiGate(streams=3, gate="independent", gate_init="prenorm"),
     "mgr-competitive-paper": MultiGate(streams=2, gate="competitive", gate_init="paper"),
     "mgr-independent-paper": MultiGate(streams=2, gate="independent", gate_init="paper"),
+    "mgr-invert": MultiGate(streams=3, gate_init="prenorm", memory="invert"),
     "hc": HyperConnections(),
     "hc-one-stream": HyperConnections(streams=1),
     "hc-two-streams": HyperConnections(streams=2),

@@ -59,7 +59,7 @@ def backward(
     independent: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of streams, output, beta, pool query, gate query and gate bias."""
-    run = body(_backward, True)
+    run = body(backward_body, True)
     result: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None] = run(
         old.unbind(0),
         None if new is None else new.unbind(0),
@@ -135,7 +135,7 @@ def _forward(
     )
 
 
-def _backward(
+def backward_body(
     old: Sequence[Tensor],
     new: Sequence[Tensor] | None,
     output: Tensor | None,

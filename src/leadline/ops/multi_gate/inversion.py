@@ -49,16 +49,6 @@ class Keep(NamedTuple):
     apart: tuple[Tensor, ...] = ()
 
 
-class Wanted(NamedTuple):
-    """What a step makes: the streams after the write, and what is read from them."""
-
-    streams: bool = True
-    read: bool = True
-
-
-EVERYTHING = Wanted()
-
-
 def multi_gate_step_inverted(
     streams: Tensor,
     pending: tuple[Tensor, Tensor] | None,
@@ -70,9 +60,9 @@ def multi_gate_step_inverted(
     before: Slot | None,
     keep: Keep,
     check: Check | None = None,
-    wanted: Wanted = EVERYTHING,
+    hands_on: bool = True,
     backend: Backend = "auto",
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Slot | None]:
+) -> tuple[Tensor | None, Tensor, Tensor | None, Slot | None]:
     """As `leadline.ops.multi_gate_step`, with gradients by inversion.
 
     Args:
@@ -80,18 +70,19 @@ def multi_gate_step_inverted(
         keep: what to save of `streams`. Without a pending write there is nothing to invert: `whole` is needed.
         check: told how far the streams that were worked out are from the true ones, where there is something to
             compare: in a step with `keep.apart`.
-        wanted: what to make.
+        hands_on: whether the streams after the write are wanted.
         backend: see `leadline.ops.choice`; "reference" means lean here, as its gradients are PyTorch's own.
 
     Returns:
-        Streams after the write, h and β, each None if it isn't wanted; and the slot of these streams, if there is one.
+        Streams after the write (None if they aren't wanted), h, β (None without a gate), and the slot of these streams
+        (None if there is none).
 
     The backward pass runs once: a second one, and second derivatives, raise InversionError.
 
     Raises:
         UsageError: `keep` leaves nothing to find the streams by.
     """
-    if not keep.whole and (pending is None or not wanted.streams):
+    if not keep.whole and (pending is None or not hands_on):
         raise UsageError("a step with nothing to invert, or whose streams nobody takes over, keeps its streams whole")
     output, beta = pending if pending is not None else (None, None)
     query, bias = gate if gate is not None else (None, None)
@@ -112,10 +103,10 @@ def multi_gate_step_inverted(
             after,
             keep,
             check,
-            wanted,
+            hands_on,
             chosen(backend, streams),
         )
-    if not wanted.streams:
+    if not hands_on:
         return None, read, gates, None
     if new is None:
         return streams, read, gates, before
@@ -138,10 +129,7 @@ def unflush(
     For bfloat16 the rounding at the end is a gain: S was such a number, and for a small β mostly the nearest one.
     """
     x = streams.to(wide(streams.dtype))
-    odds = beta / (1 - beta)
-    if rows is not None:
-        odds = odds.flatten().index_fill(0, rows, 0.0).view(beta.shape)
-    old = torch.addcmul(x, x - output.to(x.dtype), odds.unsqueeze(-1)).to(streams.dtype)
+    old = torch.addcmul(x, x - output.to(x.dtype), (beta / (1 - beta)).unsqueeze(-1)).to(streams.dtype)
     if rows is not None and values is not None:
         old.view(-1, old.shape[-1]).index_copy_(0, rows, values)
     return old
@@ -172,16 +160,11 @@ class _Step(torch.autograd.Function):
         after: _Later,
         keep: Keep,
         check: Check | None,
-        wanted: Wanted,
+        hands_on: bool,
         implementation: Implementation,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        numbers: tuple[Tensor | None, ...] = ()
-        new, read, gates = None, None, None
-        if wanted.read:
-            parts = (streams, output, beta, pool_query, gate_query, gate_bias, independent, eps)
-            new, read, gates, numbers = _forward(implementation, *parts)
-        elif output is not None and beta is not None:
-            new = flush(streams, output, beta)
+    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        parts = (streams, output, beta, pool_query, gate_query, gate_bias, independent, eps)
+        new, read, gates, numbers = _forward(implementation, *parts)
         kept: tuple[Tensor, ...] = ()
         if keep.whole:
             kept = tuple(part.detach() for part in keep.apart) or (streams,)
@@ -192,7 +175,7 @@ class _Step(torch.autograd.Function):
         ctx.whole, ctx.apart = keep.whole, keep.whole and len(keep.apart) > 0
         ctx.independent, ctx.implementation, ctx.numbers = independent, implementation, len(numbers)
         ctx.save_for_backward(output, beta, pool_query, gate_query, gate_bias, gates, *numbers, *kept)
-        return (new if wanted.streams else None), read, gates
+        return (new if hands_on else None), read, gates
 
     @staticmethod
     def backward(
@@ -259,7 +242,7 @@ def _backward(ctx: Any, saved: Sequence[Any], given: Given) -> tuple[Tensor | No
         found = _gradients(ctx.implementation, old, new, parts, given, ctx.independent)
     if before is not None:
         error = _larger(error, before.error)
-        if ctx.apart or not ctx.needs_input_grad[0]:
+        if ctx.apart:
             before.clear()
         else:
             before.put(old, exact, error)
@@ -306,14 +289,12 @@ def _gradients(
 ) -> Sequence[Tensor | None]:
     """The gradients of a step whose streams are all known."""
     output, beta, pool_query, gate_query, gates, *numbers = parts
-    if not numbers:
-        return *_write_gradients(given[0], old, output, beta), None, None, None
     if implementation == "triton":
         from leadline.ops.multi_gate.triton import step_gradients
 
         found = step_gradients(old, output, beta, pool_query, gate_query, gates, *numbers, *given, independent)
         return [None if grad.numel() == 0 and old.numel() > 0 else grad for grad in found]
-    run: Callable[..., Sequence[Tensor | None]] = lean._plain_backward
+    run: Callable[..., Sequence[Tensor | None]] = lean.plain_backward
     if implementation == "compiled":
         run = compiled.backward
     flushed = None if output is None else new
@@ -335,7 +316,7 @@ def _unflush_body(new: Sequence[Tensor], output: Tensor, beta: Tensor, *parts: A
     old = [(row + o.unsqueeze(-1) * (row - wide_output)).to(new[0].dtype) for row, o in zip(rows, odds, strict=True)]
     *head, dstreams, dread, dgates, independent = parts
     given = (None if dstreams is None else dstreams.unbind(0), dread, dgates)
-    run: Callable[..., tuple[Tensor | None, ...]] = compiled._backward
+    run: Callable[..., tuple[Tensor | None, ...]] = compiled.backward_body
     return torch.stack(old), *run(old, new, output, beta, *head, *given, independent)
 
 
@@ -357,15 +338,6 @@ def _flat(old: Tensor, new: Tensor | None, parts: Sequence[Any], given: Given) -
     queries = (pool_query, gate_query)
     upstream = (rows(dstreams), row(dread), scalars(dgates))
     return rows(old), rows(new), row(output), scalars(beta), *queries, scalars(gates), *numbers, *upstream
-
-
-def _write_gradients(total: Tensor | None, old: Tensor, output: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of S, F and β, from the whole gradient at S'."""
-    assert total is not None
-    total = total.to(wide(old.dtype))
-    share = beta.unsqueeze(-1) * total
-    dbeta = ((output.to(total.dtype) - old.to(total.dtype)) * total).sum(dim=-1)
-    return total - share, share.sum(dim=0), dbeta
 
 
 def _larger(a: Tensor | None, b: Tensor | None) -> Tensor | None:

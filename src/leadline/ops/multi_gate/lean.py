@@ -216,7 +216,7 @@ class _Step(torch.autograd.Function):
         def numbers(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.reshape(count, -1)
 
-        run = compiled.backward if ctx.compile_bodies else _plain_backward
+        run = compiled.backward if ctx.compile_bodies else plain_backward
         dold, doutput, dbeta, dpool, dgate, dbias = run(
             old.reshape(count, -1, dim),
             rows(new),
@@ -250,7 +250,7 @@ class _Step(torch.autograd.Function):
         )
 
 
-def _plain_backward(
+def plain_backward(
     old: Tensor,
     new: Tensor | None,
     output: Tensor | None,
