@@ -150,7 +150,8 @@ def test_one_stream_without_a_pool_query(kind: GateKind, backend: Backend) -> No
 @each_kind
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize(
-    "shape", [(4, 4), (2, 3, 1), (3, 2, 3, 7), (5, 1, 1, 64), (4, 5, 130), (3, 0, 6), (3, 2, 0, 6), (40, 3, 9), (4, 90, 33)]
+    "shape",
+    [(4, 4), (2, 3, 1), (3, 2, 3, 7), (5, 1, 1, 64), (4, 5, 130), (3, 0, 6), (3, 2, 0, 6), (40, 3, 9), (4, 90, 33)],
 )
 def test_lean_equals_reference(shape: tuple[int, ...], parts: str, kind: GateKind) -> None:
     arguments = Arguments.of(*shape, parts=parts)
