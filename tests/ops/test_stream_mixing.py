@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leadline.errors import UsageError
 from leadline.ops.choice import Backend
-from leadline.ops.stream_mixing import StreamRead, birkhoff, hyper_read, manifold_read, sinkhorn, write_streams
+from leadline.ops.stream_mixing import birkhoff, hyper_read, manifold_read, sinkhorn, write_streams
 from leadline.ops.stream_mixing.reference import permutations
 
 BACKENDS: tuple[Backend, ...] = ("reference", "lean")
