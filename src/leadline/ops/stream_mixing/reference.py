@@ -1,6 +1,7 @@
 """Reading, writing and mixing residual streams in plain PyTorch: the truth that `lean` is tested against.
 
-T tokens, N streams, D width, K = N·D, k projections, R numbers that make a mixing. Coefficients are float32 or wider; streams keep their dtype.
+T tokens, N streams, D width, K = N·D, k projections, R numbers that make a mixing.
+Coefficients are float32 or wider; streams keep their dtype.
 """
 
 from __future__ import annotations
