@@ -171,8 +171,8 @@ def test_meta_construction_then_a_loaded_state_equals_the_original(name: str) ->
 @every
 def test_compiles_without_graph_breaks(name: str) -> None:
     connection = EXAMPLES[name]
-    if isinstance(connection, MultiGate) and connection.memory == "invert":
-        pytest.skip("inversion hands streams from one backward pass to the next, which no graph can hold")
+    if name == "mgr-invert":
+        pytest.skip("inversion hands streams from one backward pass to the next, which no graph holds")
     if isinstance(connection, ManifoldHyperConnections):
         connection = dataclasses.replace(connection, sinkhorn_iterations=3)
     depth = made(connection, 4)
