@@ -14,6 +14,8 @@ from typing import Literal
 
 import torch
 
+from leadline.training.memory import keep_freed_memory
+
 Clock = Literal["wall", "process"]
 Timer = Callable[[Callable[[], object]], float]
 """Runs what it is given and returns the seconds it took."""
@@ -120,7 +122,7 @@ def run_rounds(
     say: Say = lambda text: None,
     until: Callable[[], bool] = lambda: False,
 ) -> Timings:
-    """Times the candidates.
+    """Times the candidates, with the allocator as a training run sets it.
 
     Args:
         candidates: with names of their own.
@@ -133,6 +135,7 @@ def run_rounds(
     Returns:
         What was measured; KeyboardInterrupt ends it with the rounds that were finished.
     """
+    keep_freed_memory()
     kept: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
     begin = time.monotonic()
     collecting = gc.isenabled()
