@@ -13,13 +13,19 @@ CPU = torch.device("cpu")
 def test_saved_bytes() -> None:
     x = torch.randn(100, 10)
     layer = torch.nn.Linear(10, 30)
-    forward = lambda: layer(x).tanh().sum()  # noqa: E731
+
+    def forward() -> torch.Tensor:
+        return layer(x).tanh().sum()
+
     assert saved_for_backward(forward, layer.parameters()) == 4 * (100 * 10 + 100 * 30)
 
 
 def test_a_storage_counts_once_and_whole() -> None:
     x = torch.randn(100, 10, requires_grad=True)
-    part = lambda: (x[:5] * x[5:10]).sum() + (x * x).sum()  # noqa: E731
+
+    def part() -> torch.Tensor:
+        return (x[:5] * x[5:10]).sum() + (x * x).sum()
+
     assert saved_for_backward(part, []) == 4 * 1000
     assert saved_for_backward(part, [x]) == 0, "a parameter is kept anyway"
 

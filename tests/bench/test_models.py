@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -185,10 +185,13 @@ def test_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"--backend triton can't run here.*lean and reference run everywhere"):
         usable_backends(("triton",), CPU)
     with pytest.raises(UsageError, match="--backend fast is not known; auto, reference"):
-        usable_backends(("fast",), CPU)  # type: ignore[arg-type]
+        usable_backends(("fast",), CPU)
     assert usable_backends(("lean", "lean"), CPU) == (("lean",), [])
     assert usable_backends((), CPU, training=False) == (("auto",), [])
-    without: Callable[[str, str], str | None] = lambda name, device: None if name == "lean" else "no compiler"  # noqa: E731
+
+    def without(name: str, device: str) -> str | None:
+        return None if name == "lean" else "no compiler"
+
     monkeypatch.setattr(models, "why_not", without)
     assert usable_backends((), CPU) == (("lean",), ["backend compiled is left out: no compiler"])
 

@@ -40,7 +40,7 @@ def model_result(**more: object) -> Result:
         "rounds": 9,
         **more,
     }
-    return Result(**values)  # type: ignore[arg-type]
+    return Result(**values)
 
 
 def shown(result: Result) -> list[str]:

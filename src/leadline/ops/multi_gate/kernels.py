@@ -356,8 +356,8 @@ def step_backward(
     dpools = ()
     dgates = ()
     for _ in tl.static_range(PARTS):
-        dpools = dpools + (nothing,)  # noqa: RUF005 (kernels have no starred tuples)
-        dgates = dgates + (nothing,)  # noqa: RUF005
+        dpools = dpools + (nothing,)
+        dgates = dgates + (nothing,)
     dbias = tl.zeros((TOKENS,), WIDE)
     pool = _query(pool_ptr, column, DIM, POOLED and PARTS == 1, WIDE)
     gate = _query(gate_ptr, column, DIM, GATED and PARTS == 1, WIDE)
@@ -391,7 +391,7 @@ def step_backward(
                         s = tl.load(s_row_at + at + _part(i, s_stream, EVEN), mask=live, other=0.0)
                         dot = _dot(s, f, dread, b_at + i * b_stream, here, FLUSH, NARROW, WIDE)
                         dots += tl.where(stream[None, :] == i, dot[:, None], 0.0)
-                        held = held + (s,)  # noqa: RUF005
+                        held = held + (s,)
                 elif POOLED:
                     for i in range(COUNT):
                         s = tl.load(s_row_at + at + _part(i, s_stream, EVEN), mask=live, other=0.0)
@@ -456,8 +456,8 @@ def step_backward(
                     )  # fmt: skip
                     dbetas += tl.where(stream[None, :] == i, dbeta[:, None], 0.0)
             df, dpool, dgate = sums
-            dpools = dpools[:part] + (dpool,) + dpools[part + 1 :]  # noqa: RUF005
-            dgates = dgates[:part] + (dgate,) + dgates[part + 1 :]  # noqa: RUF005
+            dpools = dpools[:part] + (dpool,) + dpools[part + 1 :]
+            dgates = dgates[:part] + (dgate,) + dgates[part + 1 :]
             if FLUSH:
                 tl.store(df_ptr + to, df.to(df_ptr.dtype.element_ty), mask=live)
         if FLUSH:
