@@ -9,6 +9,7 @@ tokens are few: what they would check is in the key under which the body is kept
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -42,7 +43,7 @@ def compiled_bodies() -> int:
 
 def _run(function: Body, *arguments: Any) -> Any:
     tensors: list[Tensor] = []
-    exact = (function, _exact(arguments, tensors))
+    exact = (function, *[_exact(argument, tensors) for argument in arguments])
     found = _seen.get(exact)
     if found is None:
         if any(tensor.numel() == 0 for tensor in tensors):
@@ -62,8 +63,16 @@ def _exact(value: Any, tensors: list[Tensor]) -> Hashable:
         tensors.append(value)
         return value.shape, value.stride(), value.dtype
     if isinstance(value, list | tuple):
+        if set(map(type, value)) == {Tensor} and all(map(Tensor.is_contiguous, value)):
+            shapes, dtypes = set(map(_shape_of, value)), set(map(_dtype_of, value))
+            if len(shapes) == len(dtypes) == 1:
+                tensors += value
+                return len(value), *shapes, *dtypes
         return tuple([_exact(item, tensors) for item in value])
     return value
+
+
+_shape_of, _dtype_of = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
 
 def _form(value: Any, numbers: dict[int, int]) -> Hashable:
@@ -91,7 +100,10 @@ class Compiled:
     """
 
     def __init__(self, function: Body, arguments: tuple[Any, ...]) -> None:
-        from torch._inductor import standalone_compile
+        from torch._guards import TracingContext, tracing
+        from torch._inductor import config
+        from torch._inductor.compile_fx import compile_fx_inner
+        from torch._inductor.decomposition import select_decomp_table
         from torch.fx.experimental.proxy_tensor import make_fx
 
         leaves, spec = pytree.tree_flatten(arguments)
@@ -102,17 +114,37 @@ class Compiled:
             filled = list(constants)
             for place, tensor in zip(places, tensors, strict=True):
                 filled[place] = tensor
-            results, self.results = pytree.tree_flatten(function(*pytree.tree_unflatten(filled, spec)))
-            self.there = [result is not None for result in results]
-            return [result for result in results if result is not None]
+            results = function(*pytree.tree_unflatten(filled, spec))
+            self.shape: list[int | None] | None = None
+            if isinstance(results, Tensor):
+                return [results]
+            # Per result: a count of tensors for a list of them, -1 for a tensor, None for None.
+            self.shape = [None if r is None else -1 if isinstance(r, Tensor) else len(r) for r in results]
+            return [t for t in pytree.tree_leaves(results) if t is not None]
 
-        examples = [leaves[place].detach() for place in places]
         with torch.no_grad(), torch.inference_mode(False):
-            graph = make_fx(flat, tracing_mode="symbolic")(*[torch.empty_like(t) for t in examples])
-            self.call = standalone_compile(graph, examples, dynamic_shapes="from_graph")
+            examples = [torch.empty_like(leaves[place]) for place in places]
+            graph = make_fx(flat, tracing_mode="symbolic", decomposition_table=select_decomp_table())(*examples)
+            fakes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+            with tracing(TracingContext(fakes[0].fake_mode)), config.patch({"size_asserts": False}):
+                compiled = compile_fx_inner(graph, fakes)
+        # Without what surrounds it, whose checks the key has made: that is most of the time of a call on a few tokens.
+        self.call = getattr(compiled, "current_callable", None) or compiled
 
     def __call__(self, tensors: list[Tensor]) -> Any:
-        """What the body gives for these tensors."""
-        with torch.no_grad():
-            flat = iter(self.call(*tensors))
-        return pytree.tree_unflatten([next(flat) if there else None for there in self.there], self.results)
+        """What the body gives for these tensors; empties the list."""
+        flat = self.call(tensors)
+        if self.shape is None:
+            return flat[0]
+        results: list[Any] = []
+        at = 0
+        for count in self.shape:
+            if count is None:
+                results.append(None)
+            elif count < 0:
+                results.append(flat[at])
+                at += 1
+            else:
+                results.append(list(flat[at : at + count]))
+                at += count
+        return results
