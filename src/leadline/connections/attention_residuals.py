@@ -20,6 +20,7 @@ from leadline.config import kind
 from leadline.connections.base import Connection, Readout, Site, State
 from leadline.errors import UsageError
 from leadline.ops.depth_attention import read_ahead, read_on, read_sources, source_root
+from leadline.ops.next_norm import NextNorm, normed
 from leadline.ops.precision import few_numbers, no_autocast, wide
 
 LOOK_AHEAD = 8
@@ -127,24 +128,25 @@ class _Reader(nn.Module):
         if self.key_gain is not None:
             self.key_gain.fill_(1.0)
 
-    def _mix(self, state: AttentionState) -> tuple[Tensor, AttentionState]:
-        """The mix, and the state with its sources as the read hands them on."""
+    def _mix(self, state: AttentionState, norm: NextNorm | None = None) -> tuple[Tensor, AttentionState]:
+        """The mix, normed where there is a norm, and the state with its sources as the read hands them on."""
         seen, roots = self.config.within_window(state.sources), self.config.within_window(state.source_roots)
         if self.query is None:
             if len(seen) > 1:
                 raise UsageError(f"a site without a query met {len(seen)} sources; the first site must come first")
-            return seen[0], state
+            return normed(seen[0], norm), state
         if self.config.weights == "softmax" and self.key_gain is not None:
             for entry in state.ahead:
                 if entry.query is self.query:
-                    return self._go_on(state, entry)
+                    mix, state = self._go_on(state, entry)
+                    return normed(mix, norm), state
             known = roots if len(roots) == len(seen) else None
-            mix, handed = read_sources(seen, self.query, self.key_gain, self.config.eps, roots=known)
+            mix, handed = read_sources(seen, self.query, self.key_gain, self.config.eps, roots=known, norm=norm)
             return mix, state if handed[0] is seen[0] else state.handed_on(handed[:1], handed[1:])
         if len(seen) == 1:
-            return seen[0], state
+            return normed(seen[0], norm), state
         with no_autocast(seen[0]):
-            return self._weighted(seen, self._weights(seen, self.query)), state
+            return normed(self._weighted(seen, self._weights(seen, self.query)), norm), state
 
     def _go_on(self, state: AttentionState, entry: ReadAhead) -> tuple[Tensor, AttentionState]:
         """The second phase: the sources that were not there when the first one ran."""
@@ -197,6 +199,8 @@ class AttentionSite(_Reader, Site):
         block: the number of the block that it belongs to, from 0.
     """
 
+    takes_norm = True
+
     def __init__(self, config: AttentionResiduals, dim: int, sources: int, block: int, **factory: Any) -> None:
         Site.__init__(self, config.read_scale(sources))
         self._set_up(config, dim, sources, block, **factory)
@@ -204,6 +208,10 @@ class AttentionSite(_Reader, Site):
     def read(self, state: State) -> tuple[Tensor, State]:
         """The mix of the bank and of this block's partial sum; a partial sum of another block joins the bank first."""
         return self._mix(state.commit(self.block))
+
+    def read_normed(self, state: State, norm: NextNorm) -> tuple[Tensor, State]:
+        """As `read`, with the norm folded into it."""
+        return self._mix(state.commit(self.block), norm)
 
     def write(self, state: State, output: Tensor) -> State:
         """The output joins the partial sum of this block."""
@@ -220,6 +228,8 @@ class AttentionSite(_Reader, Site):
 class AttentionReadout(_Reader, Readout):
     """One more read, over the bank and the last partial sum."""
 
+    takes_norm = True
+
     def __init__(self, config: AttentionResiduals, dim: int, sources: int, block: int, **factory: Any) -> None:
         Readout.__init__(self, config.read_scale(sources))
         self._set_up(config, dim, sources, block, **factory)
@@ -227,6 +237,10 @@ class AttentionReadout(_Reader, Readout):
     def forward(self, state: State) -> Tensor:
         """x (..., D) in the state's dtype."""
         return self._mix(state)[0]
+
+    def read_normed(self, state: State, norm: NextNorm) -> Tensor:
+        """As `forward`, with the norm folded into it."""
+        return self._mix(state, norm)[0]
 
     def inspect(self, state: State) -> dict[str, Tensor]:
         """`weights` of the sources, the embedding first."""

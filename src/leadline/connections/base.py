@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.errors import UsageError
+from leadline.ops.next_norm import NextNorm, normed
 
 State = Any
 """A connection's own NamedTuple of tensors and tuples of tensors."""
@@ -35,6 +36,8 @@ class Site(nn.Module):
     """
 
     scale: float
+    takes_norm: ClassVar[bool] = False
+    """Whether `read_normed` can fold the norm into the read."""
 
     def __init__(self, scale: float) -> None:
         super().__init__()
@@ -43,6 +46,11 @@ class Site(nn.Module):
     def read(self, state: State) -> tuple[Tensor, State]:
         """What this sublayer sees of depth: `(h, state)` with h of shape (..., dim) in the state's dtype."""
         raise TypeError(f"{type(self).__name__} does not define read")
+
+    def read_normed(self, state: State, norm: NextNorm) -> tuple[Tensor, State]:
+        """`read`, with the norm of h in place of h: in one operator where the backend has one, with the same result."""
+        h, state = self.read(state)
+        return normed(h, norm), state
 
     def write(self, state: State, output: Tensor) -> State:
         """How the sublayer's output, of h's shape, joins depth. The output is cast to the state's dtype."""
@@ -68,6 +76,8 @@ class Readout(nn.Module):
     """The last read: `readout(state)` gives x of shape (..., dim) for the final norm and the head."""
 
     scale: float
+    takes_norm: ClassVar[bool] = False
+    """As a site's."""
 
     def __init__(self, scale: float) -> None:
         super().__init__()
@@ -75,6 +85,10 @@ class Readout(nn.Module):
 
     def forward(self, state: State) -> Tensor:
         raise TypeError(f"{type(self).__name__} does not define forward")
+
+    def read_normed(self, state: State, norm: NextNorm) -> Tensor:
+        """The norm of x, as `Site.read_normed`."""
+        return normed(self(state), norm)
 
     def inspect(self, state: State) -> dict[str, Tensor]:
         """As `Site.inspect`."""

@@ -90,29 +90,36 @@ class Block(nn.Module):
         if skip_attention:
             state = self.attn_site.skip(state)
         else:
-            h, state = self.attn_site.read(state)
             if self.reuses_moment and not skip_mlp and isinstance(first, BoundedTanhNorm):
+                h, state = self.attn_site.read(state)
                 h, moment = first.with_moment(h)
             else:
-                h = self._scaled(first(h))
+                h, state = self._read(self.attn_site, first, state)
             h = self.attention(h, *tokens.rotary[self.attention.head_dim], cache)
             if self.attention_output_norm is not None:
                 h = self.attention_output_norm(h)
             state = self.attn_site.write(state, h)
         if skip_mlp:
             return self.mlp_site.skip(state)
-        h, state = self.mlp_site.read(state)
         if moment is not None and isinstance(first, BoundedTanhNorm) and isinstance(second, BoundedTanhReuse):
+            h, state = self.mlp_site.read(state)
             h = second.reuse(h, moment, first.lam, tokens.positions)
         else:
-            h = self._scaled(second(h))
+            h, state = self._read(self.mlp_site, second, state)
         h = self.mlp(h)
         if self.mlp_output_norm is not None:
             h = self.mlp_output_norm(h)
         return self.mlp_site.write(state, h)
 
-    def _scaled(self, x: Tensor) -> Tensor:
-        return x if self.norm_scale == 1.0 else x * self.norm_scale
+    def _read(self, site: Site, norm: Norm, state: State) -> tuple[Tensor, State]:
+        """What the sublayer computes on: the norm of what the site sees."""
+        folded = norm.folded() if site.takes_norm else None
+        if folded is None:
+            h, state = site.read(state)
+            h = norm(h)
+        else:
+            h, state = site.read_normed(state, folded)
+        return (h if self.norm_scale == 1.0 else h * self.norm_scale), state
 
     def refresh_statistics(self, context: int) -> None:
         """Works out BHyT's constant anew from the weights as they are, for sequences of `context` tokens."""

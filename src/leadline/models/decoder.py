@@ -125,7 +125,8 @@ class Decoder(nn.Module):
                 state = block(state, at_hand, entry, skip_attention, skip_mlp)
         if cache is not None:
             cache.length += tokens.shape[1]
-        return self.final_norm(self.readout(state))
+        folded = self.final_norm.folded() if self.readout.takes_norm else None
+        return self.final_norm(self.readout(state)) if folded is None else self.readout.read_normed(state, folded)
 
     def _describe(self, before: int, tokens: Tensor) -> Tokens:
         positions = torch.arange(before, before + tokens.shape[1], device=tokens.device)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.errors import UsageError
+from leadline.ops.next_norm import NextNorm
 
 Device = torch.device | str | None
 
@@ -31,6 +32,10 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         raise TypeError(f"{type(self).__name__} does not define forward")
+
+    def folded(self) -> NextNorm | None:
+        """What a read needs to take this norm over; None where it has to be called as a module."""
+        return None
 
     def reset_parameters(self) -> None:
         """Sets the starting values, after meta-device construction too."""

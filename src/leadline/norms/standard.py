@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from leadline.config import kind
 from leadline.norms.base import Device, Norm, NormConfig, Role, check_eps
+from leadline.ops.next_norm import NextNorm
 from leadline.ops.precision import wide
 
 
@@ -60,6 +61,11 @@ class RootMeanSquareNorm(Norm):
         dtype = wide(x.dtype)
         gain = None if self.gain is None else self.gain.to(dtype)
         return F.rms_norm(x.to(dtype), (self.dim,), gain, self.eps).to(x.dtype)
+
+    def folded(self) -> NextNorm | None:
+        """Its gain and eps, unless it has no gain, or something waits for the module to be called."""
+        hooks = (self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
+        return None if self.gain is None or any(hooks) else NextNorm(self.gain, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, eps={self.eps}, gain={self.gain is not None}"

@@ -12,6 +12,7 @@ from leadline.ops.choice import Backend, chosen
 from leadline.ops.depth_attention.ahead import Ahead, read_ahead, read_on
 from leadline.ops.depth_attention.lean import read_few, read_lean
 from leadline.ops.depth_attention.reference import depth_attention_reference, depth_attention_weights, source_root
+from leadline.ops.next_norm import NextNorm, normed
 from leadline.ops.precision import few_numbers, no_autocast
 
 __all__ = [
@@ -67,6 +68,7 @@ def read_sources(
     eps: float,
     *,
     roots: Sequence[Tensor] | None = None,
+    norm: NextNorm | None = None,
     backend: Backend = "auto",
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """`depth_attention`, and the sources handed on: the same values, to be used from here on.
@@ -74,7 +76,8 @@ def read_sources(
     The gradient of every later use then comes back through this operator, which adds its own part to it while it
     writes. Using the sources that went in instead is right too, and slower.
 
-    Arguments and errors as for `depth_attention`.
+    Arguments and errors as for `depth_attention`, and:
+        norm: gives the norm of the mix in its place. Backend compiled folds it into the read.
     """
     if not sources:
         raise UsageError("depth_attention needs at least one source")
@@ -83,14 +86,16 @@ def read_sources(
     implementation = chosen(backend, sources[0])
     with no_autocast(sources[0]):
         if implementation == "reference":
-            return depth_attention_reference(sources, query, key_gain, eps), tuple(sources)
+            return normed(depth_attention_reference(sources, query, key_gain, eps), norm), tuple(sources)
         if implementation == "triton":
             from leadline.ops.depth_attention.triton import read_triton
 
-            return read_triton(sources, query, key_gain, eps)
+            mix, handed = read_triton(sources, query, key_gain, eps)
+            return normed(mix, norm), handed
+        compile_bodies = implementation == "compiled"
         if len(sources) > 1 and few_numbers(sources[0]):
-            return read_few(sources, query, key_gain, eps), tuple(sources)
+            return read_few(sources, query, key_gain, eps, norm, compile_bodies=compile_bodies), tuple(sources)
         if roots is None:
             with torch.no_grad():
                 roots = [source_root(source, eps) for source in sources]
-        return read_lean(sources, roots, query, key_gain, compile_bodies=implementation == "compiled")
+        return read_lean(sources, roots, query, key_gain, norm, compile_bodies=compile_bodies)

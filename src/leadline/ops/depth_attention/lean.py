@@ -23,6 +23,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from leadline.ops.depth_attention import compiled
+from leadline.ops.depth_attention.compiled import Forward
+from leadline.ops.next_norm import NextNorm, normed
 from leadline.ops.precision import no_autocast, wide
 
 
@@ -31,39 +33,58 @@ def read_lean(
     roots: Sequence[Tensor],
     query: Tensor,
     key_gain: Tensor,
+    norm: NextNorm | None = None,
     *,
     compile_bodies: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The mix (..., D) and the sources handed on; see `leadline.ops.depth_attention.read_sources`."""
+    """The mix (..., D), normed where there is a norm, and the sources handed on; see `read_sources`."""
     if len(sources) == 1:
         only = _OnlySource.apply(sources[0], query, key_gain) if torch.is_grad_enabled() else sources[0]
-        return only, (only,)
+        return normed(only, norm), (only,)
     compile_bodies = compile_bodies and not torch.compiler.is_compiling()
+    later = None if compile_bodies else norm
+    gain, eps = (None, 0.0) if norm is None or later is not None else norm
     if torch.is_grad_enabled():
-        mix, *handed = _Read.apply(query, key_gain, len(sources), compile_bodies, *sources, *roots)
-        return mix, tuple(handed)
+        mix, *handed = _Read.apply(query, key_gain, gain, eps, len(sources), compile_bodies, *sources, *roots)
+        return normed(mix, later), tuple(handed)
     direction = query.to(roots[0].dtype) * key_gain.to(roots[0].dtype)
-    return _forward(sources, roots, direction, compile_bodies)[0], tuple(sources)
+    mix = _forward(sources, roots, direction, None if gain is None else NextNorm(gain, eps), compile_bodies).out
+    return normed(mix, later), tuple(sources)
 
 
-def read_few(sources: Sequence[Tensor], query: Tensor, key_gain: Tensor, eps: float) -> Tensor:
+def read_few(
+    sources: Sequence[Tensor],
+    query: Tensor,
+    key_gain: Tensor,
+    eps: float,
+    norm: NextNorm | None = None,
+    *,
+    compile_bodies: bool = False,
+) -> Tensor:
     """The mix of a few tokens without gradients: in as few operators as can be, whose number does not grow with the
     sources. It stacks them, and takes no roots."""
+    if compile_bodies and len(sources) > 1:
+        return compiled.few(torch.stack(list(sources)), query, key_gain, eps, norm)
     stacked = torch.stack(list(sources), dim=-2)
     x = stacked.to(wide(stacked.dtype))
     direction = query.to(x.dtype) * key_gain.to(x.dtype)
     weight = torch.matmul(F.rms_norm(x, x.shape[-1:], None, eps), direction).softmax(dim=-1)
-    return torch.matmul(weight.unsqueeze(-2), x).squeeze(-2).to(stacked.dtype)
+    return normed(torch.matmul(weight.unsqueeze(-2), x).squeeze(-2).to(stacked.dtype), norm)
 
 
 def _forward(
-    sources: Sequence[Tensor], roots: Sequence[Tensor], direction: Tensor, compile_bodies: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The mix (..., D), scores (k, N) and their log-sum-exp (N), for N tokens."""
+    sources: Sequence[Tensor],
+    roots: Sequence[Tensor],
+    direction: Tensor,
+    norm: NextNorm | None,
+    compile_bodies: bool,
+) -> Forward:
+    """For N tokens; only compiled bodies take a norm."""
+    if compile_bodies:
+        return compiled.forward(sources, roots, direction, norm)
     rows = [source.reshape(-1, source.shape[-1]) for source in sources]
-    flat = [root.reshape(-1) for root in roots]
-    mix, score, lse = (compiled.forward if compile_bodies else _plain_forward)(rows, flat, direction)
-    return mix.view(sources[0].shape), score, lse
+    mix, score, lse = _plain_forward(rows, [root.reshape(-1) for root in roots], direction)
+    return Forward(mix.view(sources[0].shape), score, lse)
 
 
 def _plain_forward(
@@ -81,7 +102,6 @@ def _plain_forward(
 
 def _plain_backward(
     upstream: Tensor,
-    mix: Tensor,
     score: Tensor,
     lse: Tensor,
     sources: Sequence[Tensor],
@@ -127,48 +147,65 @@ class _OnlySource(torch.autograd.Function):
 class _Read(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key_gain: Tensor, count: int, compile_bodies: bool, *tensors: Tensor
+        ctx: Any,
+        query: Tensor,
+        key_gain: Tensor,
+        norm_gain: Tensor | None,
+        norm_eps: float,
+        count: int,
+        compile_bodies: bool,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         sources, roots = tensors[:count], tensors[count:]
         direction = query.to(roots[0].dtype) * key_gain.to(roots[0].dtype)
-        mix, score, lse = _forward(sources, roots, direction, compile_bodies)
+        norm = None if norm_gain is None else NextNorm(norm_gain, norm_eps)
+        found = _forward(sources, roots, direction, norm, compile_bodies)
         ctx.set_materialize_grads(False)
-        ctx.count, ctx.compile_bodies = count, compile_bodies
-        ctx.save_for_backward(query, key_gain, mix, score, lse, *tensors)
-        return mix, *(source.view_as(source) for source in sources)
+        ctx.count, ctx.compile_bodies, ctx.norm_eps = count, compile_bodies, norm_eps
+        mix = found.out if found.mix is None else found.mix
+        ctx.save_for_backward(query, key_gain, norm_gain, mix, found.score, found.lse, found.root, *tensors)
+        return found.out, *(source.view_as(source) for source in sources)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor | None, *handed: Tensor | None) -> tuple[Tensor | None, ...]:
         nothing = (None,) * ctx.count
         if upstream is None:
-            return None, None, None, None, *handed, *nothing
+            return *(None,) * 6, *handed, *nothing
         with no_autocast(upstream):
-            dquery, dgain, grads = _Read._gradients(ctx, upstream, handed)
-        return dquery, dgain, None, None, *grads, *nothing
+            *dparameters, grads = _Read._gradients(ctx, upstream, handed)
+        return *dparameters, None, None, None, *grads, *nothing
 
     @staticmethod
-    def _gradients(ctx: Any, upstream: Tensor, handed: Sequence[Tensor | None]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        query, key_gain, mix, score, lse, *tensors = ctx.saved_tensors
+    def _gradients(
+        ctx: Any, upstream: Tensor, handed: Sequence[Tensor | None]
+    ) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
+        query, key_gain, norm_gain, mix, score, lse, norm_root, *tensors = ctx.saved_tensors
         sources, roots = tensors[: ctx.count], tensors[ctx.count :]
-        dtype, shape, dim = lse.dtype, mix.shape, mix.shape[-1]
+        dtype, dim = lse.dtype, mix.shape[-1]
         direction = query.to(dtype) * key_gain.to(dtype)
         added = None
         if any(grad is not None for grad in handed):
             added = [
-                torch.zeros_like(source).reshape(-1, dim) if grad is None else grad.reshape(-1, dim)
-                for grad, source in zip(handed, sources, strict=True)
+                torch.zeros_like(source) if grad is None else grad for grad, source in zip(handed, sources, strict=True)
             ]
-        grads, ddirection = (compiled.backward if ctx.compile_bodies else _plain_backward)(
-            upstream.reshape(-1, dim),
-            mix.reshape(-1, dim),
-            score,
-            lse,
-            [source.reshape(-1, dim) for source in sources],
-            [root.reshape(-1) for root in roots],
-            added,
-            direction,
-        )
+        dnorm = None
+        if ctx.compile_bodies:
+            norm = None if norm_gain is None else NextNorm(norm_gain, ctx.norm_eps)
+            grads, ddirection, dnorm = compiled.backward(
+                upstream, mix, score, lse, sources, roots, added, direction, norm, norm_root
+            )
+        else:
+            grads, ddirection = _plain_backward(
+                upstream.reshape(-1, dim),
+                score,
+                lse,
+                [source.reshape(-1, dim) for source in sources],
+                [root.reshape(-1) for root in roots],
+                None if added is None else [grad.reshape(-1, dim) for grad in added],
+                direction,
+            )
+            grads = [grad.view(mix.shape) for grad in grads]
         dquery = (ddirection * key_gain.to(dtype)).to(query.dtype)
         dgain = (ddirection * query.to(dtype)).to(key_gain.dtype)
-        return dquery, dgain, [grad.view(shape) for grad in grads]
+        return dquery, dgain, None if dnorm is None else dnorm.to(norm_gain.dtype), grads
