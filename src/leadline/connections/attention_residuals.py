@@ -130,7 +130,11 @@ class _Reader(nn.Module):
 
     def _mix(self, state: AttentionState, norm: NextNorm | None = None) -> tuple[Tensor, AttentionState]:
         """The mix, normed where there is a norm, and the state with its sources as the read hands them on."""
-        seen, roots = self.config.within_window(state.sources), self.config.within_window(state.source_roots)
+        query, gain, config = self.query, self.key_gain, self.config
+        if not state.roots and query is not None and gain is not None and config.weights == "softmax" and not state.ahead:
+            mix, _ = read_sources(config.within_window(state.sources), query, gain, config.eps, norm=norm)
+            return mix, state
+        seen, roots = config.within_window(state.sources), config.within_window(state.source_roots)
         if self.query is None:
             if len(seen) > 1:
                 raise UsageError(f"a site without a query met {len(seen)} sources; the first site must come first")
@@ -215,10 +219,10 @@ class AttentionSite(_Reader, Site):
 
     def write(self, state: State, output: Tensor) -> State:
         """The output joins the partial sum of this block."""
-        state = state.commit(self.block)
-        output = output.to(state.bank[0].dtype)
-        partial = state.partial[0] + output if state.partial else output
-        return state._replace(partial=(partial, *self.config.roots(partial)))
+        bank, roots, partial, place, ahead = state.commit(self.block)
+        output = output.to(bank[0].dtype)
+        total = partial[0] + output if partial else output
+        return AttentionState(bank, roots, (total, *self.config.roots(total)), place, ahead)
 
     def inspect(self, state: State) -> dict[str, Tensor]:
         """`weights` of the sources, the embedding first."""
@@ -284,7 +288,7 @@ class AttentionResiduals(Connection):
 
     def roots(self, *sources: Tensor) -> tuple[Tensor, ...]:
         """Of sources just written: worked out once, without a gradient of their own; empty where no read needs them."""
-        if not (self.keyed and self.weights == "softmax") or (sources and few_numbers(sources[0])):
+        if (sources and few_numbers(sources[0])) or not (self.keyed and self.weights == "softmax"):
             return ()
         with torch.no_grad():
             return tuple(source_root(source, self.eps) for source in sources)

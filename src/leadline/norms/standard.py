@@ -64,8 +64,10 @@ class RootMeanSquareNorm(Norm):
 
     def folded(self) -> NextNorm | None:
         """Its gain and eps, unless it has no gain, or something waits for the module to be called."""
-        hooks = (self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
-        return None if self.gain is None or any(hooks) else NextNorm(self.gain, self.eps)
+        gain = self.gain
+        if gain is None or self._forward_hooks or self._forward_pre_hooks or self._backward_hooks:
+            return None
+        return None if self._backward_pre_hooks else NextNorm(gain, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, eps={self.eps}, gain={self.gain is not None}"

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from leadline.ops.precision import FEW_NUMBERS
+
 Body = Callable[..., Any]
 
 _bodies: dict[Hashable, Compiled] = {}
@@ -33,7 +35,7 @@ def body(function: Body, compiled: bool) -> Body:
     """
     if not compiled or torch.compiler.is_compiling():
         return function
-    return types.MethodType(_run, function)
+    return types.MethodType(run, function)
 
 
 def compiled_bodies() -> int:
@@ -41,35 +43,46 @@ def compiled_bodies() -> int:
     return len(_bodies)
 
 
-def _run(function: Body, *arguments: Any) -> Any:
+def run(function: Body, *arguments: Any) -> Any:
+    """What the compiled form of `function` gives; not inside `torch.compile`."""
     tensors: list[Tensor] = []
-    exact = (function, *[_exact(argument, tensors) for argument in arguments])
-    found = _seen.get(exact)
+    exact: list[Any] = [function]
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            tensors.append(argument)
+            exact += argument.shape, argument.stride(), argument.dtype
+        elif isinstance(argument, list | tuple):
+            exact.append(_exact(argument, tensors))
+        else:
+            exact.append(argument)
+    found = _seen.get(tuple(exact))
     if found is None:
         if any(tensor.numel() == 0 for tensor in tensors):
             return function(*arguments)
-        form = (function, _form(arguments, {}))
+        form = (function, _few(tensors), _form(arguments, {}))
         if form not in _bodies:
             _bodies[form] = Compiled(function, arguments)
         if len(_seen) >= MOST_SEEN:
             _seen.clear()
-        found = _seen[exact] = _bodies[form]
+        found = _seen[tuple(exact)] = _bodies[form]
     return found(tensors)
 
 
-def _exact(value: Any, tensors: list[Tensor]) -> Hashable:
-    """Sizes, strides and dtypes, and everything else as it is; collects the tensors on the way."""
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        return value.shape, value.stride(), value.dtype
-    if isinstance(value, list | tuple):
-        if set(map(type, value)) == {Tensor} and all(map(Tensor.is_contiguous, value)):
-            shapes, dtypes = set(map(_shape_of, value)), set(map(_dtype_of, value))
-            if len(shapes) == len(dtypes) == 1:
-                tensors += value
-                return len(value), *shapes, *dtypes
-        return tuple([_exact(item, tensors) for item in value])
-    return value
+def _exact(values: Any, tensors: list[Tensor]) -> Hashable:
+    """Sizes, strides and dtypes of the tensors of a list, and everything else as it is; collects the tensors."""
+    if set(map(type, values)) == {Tensor} and all(map(Tensor.is_contiguous, values)):
+        shapes, dtypes = set(map(_shape_of, values)), set(map(_dtype_of, values))
+        if len(shapes) == len(dtypes) == 1:
+            tensors += values
+            return len(values), *shapes, *dtypes
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            found.append((value.shape, value.stride(), value.dtype))
+        else:
+            found.append(_exact(value, tensors) if isinstance(value, list | tuple) else value)
+    return tuple(found)
 
 
 _shape_of, _dtype_of = operator.attrgetter("shape"), operator.attrgetter("dtype")
@@ -89,6 +102,11 @@ def _form(value: Any, numbers: dict[int, int]) -> Hashable:
     if isinstance(value, list | tuple):
         return tuple([_form(item, numbers) for item in value])
     return value
+
+
+def _few(tensors: list[Tensor]) -> bool:
+    """Whether a second thread would cost more than it takes over."""
+    return all(tensor.numel() <= FEW_NUMBERS for tensor in tensors)
 
 
 class Compiled:
@@ -126,7 +144,8 @@ class Compiled:
             examples = [torch.empty_like(leaves[place]) for place in places]
             graph = make_fx(flat, tracing_mode="symbolic", decomposition_table=select_decomp_table())(*examples)
             fakes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-            with tracing(TracingContext(fakes[0].fake_mode)), config.patch({"size_asserts": False}):
+            options = {"size_asserts": False, "cpp.threads": 1 if _few(examples) else config.cpp.threads}
+            with tracing(TracingContext(fakes[0].fake_mode)), config.patch(options):
                 compiled = compile_fx_inner(graph, fakes)
         # Without what surrounds it, whose checks the key has made: that is most of the time of a call on a few tokens.
         self.call = getattr(compiled, "current_callable", None) or compiled

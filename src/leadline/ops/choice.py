@@ -55,13 +55,13 @@ def chosen(backend: Backend, like: Tensor) -> Implementation:
     Raises:
         UsageError: the name is not known, or a backend asked for by name can't run here; the message says why.
     """
-    _check(backend)
     if backend == "auto":
         backend = _forced[-1]
-    if backend == "auto":
-        return _automatic(like)
+        if backend == "auto":
+            return _automatic(like)
     if backend in ("reference", "lean"):
         return backend
+    _check(backend)
     reason = why_not(backend, like.device.type)
     if reason is not None:
         raise UsageError(f"backend={backend!r} can't run here: {reason}; lean and reference run everywhere")

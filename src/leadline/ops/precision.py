@@ -10,7 +10,10 @@ from torch import Tensor
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Float32, or float64 for float64."""
-    return torch.promote_types(dtype, torch.float32)
+    return dtype if dtype in _WIDE else torch.promote_types(dtype, torch.float32)
+
+
+_WIDE = (torch.float32, torch.float64)
 
 
 FEW_NUMBERS = 8192
@@ -19,7 +22,7 @@ FEW_NUMBERS = 8192
 
 def few_numbers(x: Tensor) -> bool:
     """Whether an operator on x should launch as few operators as it can: few numbers, and no gradients to make."""
-    return x.numel() <= FEW_NUMBERS and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return not torch.is_grad_enabled() and x.numel() <= FEW_NUMBERS and not torch.compiler.is_compiling()
 
 
 def no_autocast(like: Tensor) -> contextlib.AbstractContextManager[object]:

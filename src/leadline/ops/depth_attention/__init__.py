@@ -9,6 +9,7 @@ from torch import Tensor
 
 from leadline.errors import UsageError
 from leadline.ops.choice import Backend, chosen
+from leadline.ops.depth_attention import compiled
 from leadline.ops.depth_attention.ahead import Ahead, read_ahead, read_on
 from leadline.ops.depth_attention.lean import read_few, read_lean
 from leadline.ops.depth_attention.reference import depth_attention_reference, depth_attention_weights, source_root
@@ -84,6 +85,8 @@ def read_sources(
     if roots is not None and len(roots) != len(sources):
         raise UsageError(f"depth_attention has {len(sources)} sources and {len(roots)} roots; it needs one for each")
     implementation = chosen(backend, sources[0])
+    if implementation == "compiled" and len(sources) > 1 and few_numbers(sources[0]):
+        return compiled.few(torch.stack(list(sources)), query, key_gain, eps, norm), tuple(sources)
     with no_autocast(sources[0]):
         if implementation == "reference":
             return normed(depth_attention_reference(sources, query, key_gain, eps), norm), tuple(sources)
@@ -92,10 +95,9 @@ def read_sources(
 
             mix, handed = read_triton(sources, query, key_gain, eps)
             return normed(mix, norm), handed
-        compile_bodies = implementation == "compiled"
         if len(sources) > 1 and few_numbers(sources[0]):
-            return read_few(sources, query, key_gain, eps, norm, compile_bodies=compile_bodies), tuple(sources)
+            return read_few(sources, query, key_gain, eps, norm), tuple(sources)
         if roots is None:
             with torch.no_grad():
                 roots = [source_root(source, eps) for source in sources]
-        return read_lean(sources, roots, query, key_gain, norm, compile_bodies=compile_bodies)
+        return read_lean(sources, roots, query, key_gain, norm, compile_bodies=implementation == "compiled")

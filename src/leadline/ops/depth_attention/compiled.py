@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from leadline.ops.bodies import body
+from leadline.ops.bodies import body, run
 from leadline.ops.next_norm import NextNorm, norm_rows, norm_rows_back, number, over_tokens
 from leadline.ops.precision import wide
 
@@ -99,8 +99,8 @@ def backward(
             found, along, pull = body(_gradients, True)(upstream, *rest)
         else:
             goes_on = group.stop < len(sources)
-            run = body(_gradients_through_norm, True)
-            found, along, pull, part, passed = run(upstream, *rest, gain, eps, norm_root, goes_on)
+            through = body(_gradients_through_norm, True)
+            found, along, pull, part, passed = through(upstream, *rest, gain, eps, norm_root, goes_on)
             upstream = upstream if passed is None else passed
             dgain, gain = over_tokens(part), None
         grads += found
@@ -111,7 +111,7 @@ def backward(
 def few(stacked: Tensor, query: Tensor, key_gain: Tensor, eps: float, norm: NextNorm | None) -> Tensor:
     """A read of (k, ..., D) without gradients, roots and all, in one body for any number of sources."""
     gain, norm_eps = (None, None) if norm is None else (norm.gain, number(norm.eps, wide(stacked.dtype)))
-    mix: Tensor = body(_few, True)(stacked, query, key_gain, eps, gain, norm_eps)
+    mix: Tensor = run(_few, stacked, query, key_gain, eps, gain, norm_eps)
     return mix
 
 

@@ -53,18 +53,10 @@ def read_lean(
 
 
 def read_few(
-    sources: Sequence[Tensor],
-    query: Tensor,
-    key_gain: Tensor,
-    eps: float,
-    norm: NextNorm | None = None,
-    *,
-    compile_bodies: bool = False,
+    sources: Sequence[Tensor], query: Tensor, key_gain: Tensor, eps: float, norm: NextNorm | None = None
 ) -> Tensor:
     """The mix of a few tokens without gradients: in as few operators as can be, whose number does not grow with the
     sources. It stacks them, and takes no roots."""
-    if compile_bodies and len(sources) > 1:
-        return compiled.few(torch.stack(list(sources)), query, key_gain, eps, norm)
     stacked = torch.stack(list(sources), dim=-2)
     x = stacked.to(wide(stacked.dtype))
     direction = query.to(x.dtype) * key_gain.to(x.dtype)
