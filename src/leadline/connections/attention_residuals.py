@@ -131,7 +131,13 @@ class _Reader(nn.Module):
     def _mix(self, state: AttentionState, norm: NextNorm | None = None) -> tuple[Tensor, AttentionState]:
         """The mix, normed where there is a norm, and the state with its sources as the read hands them on."""
         query, gain, config = self.query, self.key_gain, self.config
-        if not state.roots and query is not None and gain is not None and config.weights == "softmax" and not state.ahead:
+        if (
+            not state.roots
+            and query is not None
+            and gain is not None
+            and config.weights == "softmax"
+            and not state.ahead
+        ):
             mix, _ = read_sources(config.within_window(state.sources), query, gain, config.eps, norm=norm)
             return mix, state
         seen, roots = config.within_window(state.sources), config.within_window(state.source_roots)

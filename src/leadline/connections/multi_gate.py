@@ -24,9 +24,10 @@ from leadline.config import kind
 from leadline.connections import inversion
 from leadline.connections.base import Connection, Readout, Site, State
 from leadline.errors import UsageError
-from leadline.ops import depth_attention, multi_gate_step
-from leadline.ops.depth_attention import depth_attention_weights
+from leadline.ops import multi_gate_step
+from leadline.ops.depth_attention import depth_attention_weights, read_sources
 from leadline.ops.multi_gate import Step
+from leadline.ops.next_norm import NextNorm, normed
 
 BASE_BIAS = -3.0
 BASE_DEPTH = 21
@@ -61,6 +62,8 @@ class MultiGateSite(Site):
     Parameters: `pool_query` (D) at all sites but the first, if n > 1; `gate_query` (D) and `gate_bias` (1) at sites
     that can see n streams.
     """
+
+    takes_norm = True
 
     def __init__(
         self,
@@ -97,14 +100,21 @@ class MultiGateSite(Site):
 
     def read(self, state: State) -> tuple[Tensor, State]:
         """AttnPool over the live streams, after the pending write; the gates of this sublayer's write with it."""
+        return self._read(state, None)
+
+    def read_normed(self, state: State, norm: NextNorm) -> tuple[Tensor, State]:
+        """As `read`, with the norm folded into it."""
+        return self._read(state, norm)
+
+    def _read(self, state: State, norm: NextNorm | None) -> tuple[Tensor, State]:
         if not state.streams:
-            return _pool_live(state.live, self.pool_query, self.config.eps), state
+            return _pool_live(state.live, self.pool_query, self.config.eps, norm), state
         if self.gate_query is None or self.gate_bias is None:
             raise UsageError(
                 f"a site without gates met {self.config.streams} streams; "
                 f"the first {self.config.streams - 1} sites only append, and must come first and once"
             )
-        step, tape = self.config.step(state, self.pool_query, (self.gate_query, self.gate_bias))
+        step, tape = self.config.step(state, self.pool_query, (self.gate_query, self.gate_bias), norm)
         gates = () if step.gates is None else (step.gates,)
         return step.read, MultiGateState((), (step.streams,), gates, tape=tape)
 
@@ -136,6 +146,8 @@ class MultiGateSite(Site):
 class MultiGateReadout(Readout):
     """AttnPool with its own query. Parameters: `pool_query` (D), if n > 1."""
 
+    takes_norm = True
+
     def __init__(
         self,
         config: MultiGate,
@@ -159,9 +171,16 @@ class MultiGateReadout(Readout):
 
     def forward(self, state: State) -> Tensor:
         """x (..., D) in the streams' dtype."""
+        return self._read(state, None)
+
+    def read_normed(self, state: State, norm: NextNorm) -> Tensor:
+        """As `forward`, with the norm folded into it."""
+        return self._read(state, norm)
+
+    def _read(self, state: State, norm: NextNorm | None) -> Tensor:
         if not state.streams:
-            return _pool_live(state.live, self.pool_query, self.config.eps)
-        return self.config.last_read(state, self.pool_query)
+            return _pool_live(state.live, self.pool_query, self.config.eps, norm)
+        return self.config.last_read(state, self.pool_query, norm)
 
     @torch.no_grad()
     def inspect(self, state: State) -> dict[str, Tensor]:
@@ -269,22 +288,21 @@ class MultiGate(Connection):
         return MultiGateState((), (streams,), tape=tape)
 
     def step(
-        self, state: State, pool_query: Tensor | None, gate: tuple[Tensor, Tensor]
+        self, state: State, pool_query: Tensor | None, gate: tuple[Tensor, Tensor] | None, norm: NextNorm | None
     ) -> tuple[Step, tuple[inversion.Tape, ...]]:
-        """A gated read of n streams, and the tape of the streams after it."""
-        if not self._inverts(state.streams[0]):
-            step = multi_gate_step(state.streams[0], state.pending, pool_query, gate, kind=self.gate, eps=self.eps)
-            return step, ()
+        """A read of n streams, normed where there is a norm, with gates where there is a gate; and the tape of the
+        streams after it."""
+        streams = state.streams[0]
+        if not self._inverts(streams):
+            return multi_gate_step(
+                streams, state.pending, pool_query, gate, kind=self.gate, eps=self.eps, norm=norm
+            ), ()
         streams, read, gates, tape = self._inverted(state, pool_query, gate)
-        return Step(streams, read, gates), (tape,)
+        return Step(streams, normed(read, norm), gates), (tape,)
 
-    def last_read(self, state: State, pool_query: Tensor | None) -> Tensor:
+    def last_read(self, state: State, pool_query: Tensor | None, norm: NextNorm | None) -> Tensor:
         """A read of n streams that makes no gates."""
-        if self._inverts(state.streams[0]):
-            read: Tensor = self._inverted(state, pool_query, None)[1]
-            return read
-        step = multi_gate_step(state.streams[0], state.pending, pool_query, None, kind=self.gate, eps=self.eps)
-        return step.read
+        return self.step(state, pool_query, None, norm)[0].read
 
     def _inverts(self, streams: Tensor) -> bool:
         return self.memory == "invert" and torch.is_grad_enabled() and not streams.is_meta
@@ -365,10 +383,10 @@ def _streams(state: State) -> Tensor:
     return torch.lerp(wide, output.to(wide.dtype).expand_as(wide), gates.unsqueeze(-1)).to(streams.dtype)
 
 
-def _pool_live(live: tuple[Tensor, ...], query: Tensor | None, eps: float) -> Tensor:
+def _pool_live(live: tuple[Tensor, ...], query: Tensor | None, eps: float, norm: NextNorm | None) -> Tensor:
     if query is None and len(live) == 1:
-        return live[0]
-    return depth_attention(live, *_as_direction(query, len(live)), eps)
+        return normed(live[0], norm)
+    return read_sources(live, *_as_direction(query, len(live)), eps, norm=norm)[0]
 
 
 def _weights(streams: Tensor, query: Tensor | None, eps: float) -> Tensor:

@@ -12,12 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from leadline.ops.bodies import body
+from leadline.ops.bodies import run
+from leadline.ops.next_norm import NextNorm, norm_rows, norm_rows_back, number, over_tokens
+from leadline.ops.precision import wide
 
 
 class Forward(NamedTuple):
-    """What a forward body gives: streams (S, N, D) or None where nothing was flushed, read (N, D), gates (S, N),
-    roots (S, N), and the scores of pool and gate (S, N)."""
+    """What a forward body gives: streams (S, ..., D) or None where nothing was flushed, read (..., D), gates (S, ...),
+    roots (S, N), the scores of pool and gate (S, N), and the reciprocal root (N) of a read that was normed."""
 
     streams: Tensor | None
     read: Tensor
@@ -25,6 +27,7 @@ class Forward(NamedTuple):
     root: Tensor
     pool_score: Tensor | None
     gate_score: Tensor | None
+    norm_root: Tensor | None = None
 
 
 def forward(
@@ -36,10 +39,30 @@ def forward(
     gate_bias: Tensor | None,
     independent: bool,
     eps: float,
+    norm: NextNorm | None = None,
 ) -> Forward:
-    """As `lean.forward`, on streams (S, N, D)."""
-    run = body(_forward, True)
-    return Forward(*run(streams.unbind(0), output, beta, pool_query, gate_query, gate_bias, independent, eps))
+    """As `lean.forward`, on streams (S, ..., D); with a norm, the read is the norm of it."""
+    gain, norm_eps = _parts(norm, streams.dtype)
+    parameters = (pool_query, gate_query, gate_bias, independent, eps, gain, norm_eps)
+    return Forward(*run(_forward, streams, output, beta, *parameters))
+
+
+def few(
+    streams: Tensor,
+    pending: tuple[Tensor, Tensor] | None,
+    pool_query: Tensor,
+    gate: tuple[Tensor, Tensor] | None,
+    independent: bool,
+    eps: float,
+    norm: NextNorm | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Streams, read and gates of a step for a few tokens without gradients."""
+    output, beta = pending or (None, None)
+    gate_query, gate_bias = gate or (None, None)
+    gain, norm_eps = _parts(norm, streams.dtype)
+    parameters = (pool_query, gate_query, gate_bias, independent, eps, gain, norm_eps)
+    new, read, gates = run(_few, streams, output, beta, *parameters)
+    return streams if new is None else new, read, gates
 
 
 def backward(
@@ -57,26 +80,33 @@ def backward(
     dread: Tensor | None,
     dgates: Tensor | None,
     independent: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of streams, output, beta, pool query, gate query and gate bias."""
-    run = body(backward_body, True)
-    result: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None] = run(
-        old.unbind(0),
-        None if new is None else new.unbind(0),
-        output,
-        beta,
-        pool_query,
-        gate_query,
-        gates,
-        root,
-        pool_score,
-        gate_score,
-        None if dstreams is None else dstreams.unbind(0),
-        dread,
-        dgates,
-        independent,
-    )
-    return result
+    norm: NextNorm | None = None,
+    norm_root: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of streams, output, beta, pool query, gate query, gate bias and the norm's gain."""
+    gain, norm_eps = _parts(norm, old.dtype)
+    queries = (pool_query, gate_query)
+    numbers = (gates, root, pool_score, gate_score)
+    given = (dstreams, dread, dgates)
+    found = run(_backward, old, new, output, beta, *queries, *numbers, *given, independent, gain, norm_eps, norm_root)
+    *grads, part = found
+    return *grads, None if part is None else over_tokens(part)
+
+
+def _parts(norm: NextNorm | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if norm is None else (norm.gain, number(norm.eps, wide(dtype)))
+
+
+def _rows(tensor: Tensor | None) -> list[Tensor] | None:
+    return None if tensor is None else list(tensor.reshape(tensor.shape[0], -1, tensor.shape[-1]).unbind(0))
+
+
+def _row(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.reshape(-1, tensor.shape[-1])
+
+
+def _numbers(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.reshape(tensor.shape[0], -1)
 
 
 def _softmax(scores: Sequence[Tensor]) -> list[Tensor]:
@@ -96,7 +126,7 @@ def _sum(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _forward(
-    streams: Sequence[Tensor],
+    streams: Tensor,
     output: Tensor | None,
     beta: Tensor | None,
     pool_query: Tensor | None,
@@ -104,10 +134,13 @@ def _forward(
     gate_bias: Tensor | None,
     independent: bool,
     eps: float,
-) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
-    narrow, dim = streams[0].dtype, streams[0].shape[-1]
+    gain: Tensor | None,
+    norm_eps: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    shape, narrow, dim = streams.shape, streams.dtype, streams.shape[-1]
     dtype = torch.promote_types(narrow, torch.float32)
-    rows = [stream.to(dtype) for stream in streams]
+    output, beta = _row(output), _numbers(beta)
+    rows = [stream.to(dtype) for stream in streams.reshape(shape[0], -1, dim).unbind(0)]
     if output is not None and beta is not None:
         wide = output.to(dtype)
         rows = [row + beta[i].unsqueeze(-1) * (wide - row) for i, row in enumerate(rows)]
@@ -125,13 +158,107 @@ def _forward(
             gates = [torch.sigmoid(z + gate_bias) for z in zs]
         else:
             gates = _softmax([gate_bias.expand_as(zs[0]), *zs])[1:]
+    norm_root = None
+    if gain is not None and norm_eps is not None:
+        read, norm_root = norm_rows(read.to(narrow).to(dtype), gain, norm_eps)
     return (
-        None if output is None else torch.stack(rows).to(narrow),
-        read.to(narrow),
-        None if gates is None else torch.stack(gates),
+        None if output is None else torch.stack(rows).to(narrow).view(shape),
+        read.to(narrow).view(shape[1:]),
+        None if gates is None else torch.stack(gates).view(shape[:-1]),
         torch.stack(roots),
         None if pools is None else torch.stack(pools),
         None if zs is None else torch.stack(zs),
+        norm_root,
+    )
+
+
+def _few(
+    streams: Tensor,
+    output: Tensor | None,
+    beta: Tensor | None,
+    pool_query: Tensor,
+    gate_query: Tensor | None,
+    gate_bias: Tensor | None,
+    independent: bool,
+    eps: float,
+    gain: Tensor | None,
+    norm_eps: Tensor | None,
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """All streams as one tensor: for a few tokens it is the number of buffers that costs, not their size."""
+    narrow, dim = streams.dtype, streams.shape[-1]
+    x = streams.to(wide(narrow))
+    new = None
+    if output is not None and beta is not None:
+        new = (x + beta.unsqueeze(-1) * (output.to(x.dtype) - x)).to(narrow)
+        x = new.to(x.dtype)
+    root = (x.square().sum(-1) / dim + eps).rsqrt() * dim**-0.5
+    weight = torch.softmax((x * pool_query).sum(-1) * root, dim=0)
+    read = (weight.unsqueeze(-1) * x).sum(0)
+    gates = None
+    if gate_query is not None and gate_bias is not None:
+        z = (x * gate_query).sum(-1) * root
+        if independent:
+            gates = torch.sigmoid(z + gate_bias)
+        else:
+            largest = torch.maximum(z.amax(0), gate_bias)
+            weights = (z - largest).exp()
+            gates = weights / (weights.sum(0) + (gate_bias - largest).exp())
+    if gain is not None and norm_eps is not None:
+        read, _ = norm_rows(read.to(narrow).to(x.dtype), gain, norm_eps)
+    return new, read.to(narrow), gates
+
+
+def _backward(
+    old: Tensor,
+    new: Tensor | None,
+    output: Tensor | None,
+    beta: Tensor | None,
+    pool_query: Tensor | None,
+    gate_query: Tensor | None,
+    gates: Tensor | None,
+    root: Tensor,
+    pool_score: Tensor | None,
+    gate_score: Tensor | None,
+    dstreams: Tensor | None,
+    dread: Tensor | None,
+    dgates: Tensor | None,
+    independent: bool,
+    gain: Tensor | None,
+    norm_eps: Tensor | None,
+    norm_root: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """What was read is summed up again from the streams, so that it need not be kept for the norm's gradient."""
+    rows = _rows(old if new is None else new)
+    assert rows is not None
+    dread, part = _row(dread), None
+    if gain is not None and norm_eps is not None and norm_root is not None and dread is not None:
+        wider = [row.to(root.dtype) for row in rows]
+        weights = [] if pool_score is None else _softmax(pool_score.unbind(0))
+        read = _sum([row * w.unsqueeze(-1) for row, w in zip(wider, weights, strict=True)]) if weights else wider[0]
+        read = read.to(old.dtype).to(root.dtype)
+        dread, part, _ = norm_rows_back(dread.to(root.dtype), read, gain, norm_eps, norm_root)
+    dold, doutput, dbeta, *dparameters = backward_body(
+        rows if new is None else _rows(old) or [],
+        None if new is None else rows,
+        _row(output),
+        _numbers(beta),
+        pool_query,
+        gate_query,
+        _numbers(gates),
+        root,
+        pool_score,
+        gate_score,
+        _rows(dstreams),
+        dread,
+        _numbers(dgates),
+        independent,
+    )
+    return (
+        dold.view(old.shape),
+        None if doutput is None else doutput.view(old.shape[1:]),
+        None if dbeta is None else dbeta.view(old.shape[:-1]),
+        *dparameters,
+        part,
     )
 
 

@@ -294,11 +294,10 @@ def _gradients(
 
         found = step_gradients(old, output, beta, pool_query, gate_query, gates, *numbers, *given, independent)
         return [None if grad.numel() == 0 and old.numel() > 0 else grad for grad in found]
-    run: Callable[..., Sequence[Tensor | None]] = lean.plain_backward
+    arguments = (*_flat(old, None if output is None else new, parts, given), independent)
     if implementation == "compiled":
-        run = compiled.backward
-    flushed = None if output is None else new
-    return run(*_flat(old, flushed, parts, given), independent)
+        return compiled.backward(*arguments)[:-1]
+    return lean.plain_backward(*arguments)
 
 
 def _compiled_gradients(new: Tensor, parts: Sequence[Any], given: Given, independent: bool) -> Sequence[Any]:

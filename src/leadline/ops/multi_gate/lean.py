@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from leadline.ops.multi_gate import compiled
 from leadline.ops.multi_gate.compiled import Forward
 from leadline.ops.multi_gate.reference import gates_from
+from leadline.ops.next_norm import NextNorm, normed
 from leadline.ops.precision import few_numbers, no_autocast, wide
 
 Gradients = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -39,6 +40,7 @@ def multi_gate_step_lean(
     gate: tuple[Tensor, Tensor] | None,
     kind: str,
     eps: float,
+    norm: NextNorm | None = None,
     *,
     compile_bodies: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -47,13 +49,19 @@ def multi_gate_step_lean(
     query, bias = gate if gate is not None else (None, None)
     compile_bodies = compile_bodies and not torch.compiler.is_compiling()
     independent = kind == "independent"
+    tensors = (streams, output, beta, pool_query, query, bias)
+    later = None if compile_bodies else norm
+    new: Tensor | None
     if few_numbers(streams) and pool_query is not None:
-        return _few(streams, output, beta, pool_query, query, bias, independent, eps)
-    if not torch.is_grad_enabled():
-        found = forward(streams, output, beta, pool_query, query, bias, independent, eps, compile_bodies)
-        return (streams if found.streams is None else found.streams), found.read, found.gates
-    new, read, gates = _Step.apply(streams, output, beta, pool_query, query, bias, independent, eps, compile_bodies)
-    return (streams if output is None else new), read, gates
+        new, read, gates = _few(streams, output, beta, pool_query, query, bias, independent, eps)
+        later = norm
+    elif not torch.is_grad_enabled():
+        found = forward(*tensors, independent, eps, compile_bodies, norm)
+        new, read, gates = found.streams, found.read, found.gates
+    else:
+        gain, norm_eps = (None, 0.0) if norm is None or later is not None else norm
+        new, read, gates = _Step.apply(*tensors, gain, independent, eps, norm_eps, compile_bodies)
+    return (streams if new is None or output is None else new), normed(read, later), gates
 
 
 def _few(
@@ -95,11 +103,14 @@ def forward(
     independent: bool,
     eps: float,
     compile_bodies: bool,
+    norm: NextNorm | None = None,
 ) -> Forward:
-    """A step without gradients, for streams (S, ..., D). Roots and scores come as (S, N) for N tokens."""
+    """A step without gradients, for streams (S, ..., D). Roots and scores come as (S, N) for N tokens. Only compiled
+    bodies take a norm."""
+    if compile_bodies:
+        return compiled.forward(streams, output, beta, pool_query, gate_query, gate_bias, independent, eps, norm)
     count, dim, shape = streams.shape[0], streams.shape[-1], streams.shape
-    run = compiled.forward if compile_bodies else _plain_forward
-    found = run(
+    found = _plain_forward(
         streams.reshape(count, -1, dim),
         None if output is None else output.reshape(-1, dim),
         None if beta is None else beta.reshape(count, -1),
@@ -165,26 +176,19 @@ class _Step(torch.autograd.Function):
         pool_query: Tensor | None,
         gate_query: Tensor | None,
         gate_bias: Tensor | None,
+        norm_gain: Tensor | None,
         independent: bool,
         eps: float,
+        norm_eps: float,
         compile_bodies: bool,
     ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        found = forward(streams, output, beta, pool_query, gate_query, gate_bias, independent, eps, compile_bodies)
+        parameters = (pool_query, gate_query, gate_bias)
+        norm = None if norm_gain is None else NextNorm(norm_gain, norm_eps)
+        found = forward(streams, output, beta, *parameters, independent, eps, compile_bodies, norm)
         ctx.set_materialize_grads(False)
-        ctx.independent, ctx.compile_bodies = independent, compile_bodies
-        ctx.save_for_backward(
-            streams,
-            found.streams,
-            output,
-            beta,
-            pool_query,
-            gate_query,
-            gate_bias,
-            found.gates,
-            found.root,
-            found.pool_score,
-            found.gate_score,
-        )
+        ctx.independent, ctx.compile_bodies, ctx.norm_eps = independent, compile_bodies, norm_eps
+        numbers = (found.gates, found.root, found.pool_score, found.gate_score, found.norm_root)
+        ctx.save_for_backward(streams, found.streams, output, beta, *parameters, norm_gain, *numbers)
         return found.streams, found.read, found.gates
 
     @staticmethod
@@ -194,60 +198,49 @@ class _Step(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         given = next((g for g in (dstreams, dread, dgates) if g is not None), None)
         if given is None:
-            return (None,) * 9
+            return (None,) * 11
         with no_autocast(given):
-            return *_Step._gradients(ctx, dstreams, dread, dgates), None, None, None
+            return *_Step._gradients(ctx, dstreams, dread, dgates), None, None, None, None
 
     @staticmethod
     def _gradients(
         ctx: Any, dstreams: Tensor | None, dread: Tensor | None, dgates: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        old, new, output, beta, pool_query, gate_query, gate_bias, gates, root, pool_score, gate_score = (
-            ctx.saved_tensors
-        )
-        count, dim = old.shape[0], old.shape[-1]
+        old, new, output, beta, pool_query, gate_query, gate_bias, norm_gain, *numbers = ctx.saved_tensors
+        gates, root, pool_score, gate_score, norm_root = numbers
+        queries, scores = (pool_query, gate_query), (pool_score, gate_score)
+        found: tuple[Tensor | None, ...]
+        if ctx.compile_bodies:
+            norm = None if norm_gain is None else NextNorm(norm_gain, ctx.norm_eps)
+            upstream = (dstreams, dread, dgates)
+            found = compiled.backward(
+                old, new, output, beta, *queries, gates, root, *scores, *upstream, ctx.independent, norm, norm_root
+            )
+        else:
+            count, dim = old.shape[0], old.shape[-1]
 
-        def rows(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.reshape(count, -1, dim)
+            def rows(tensor: Tensor | None) -> Tensor | None:
+                return None if tensor is None else tensor.reshape(count, -1, dim)
 
-        def row(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.reshape(-1, dim)
+            def row(tensor: Tensor | None) -> Tensor | None:
+                return None if tensor is None else tensor.reshape(-1, dim)
 
-        def numbers(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.reshape(count, -1)
+            def flat(tensor: Tensor | None) -> Tensor | None:
+                return None if tensor is None else tensor.reshape(count, -1)
 
-        run = compiled.backward if ctx.compile_bodies else plain_backward
-        dold, doutput, dbeta, dpool, dgate, dbias = run(
-            old.reshape(count, -1, dim),
-            rows(new),
-            row(output),
-            numbers(beta),
-            pool_query,
-            gate_query,
-            numbers(gates),
-            root,
-            pool_score,
-            gate_score,
-            rows(dstreams),
-            row(dread),
-            numbers(dgates),
-            ctx.independent,
-        )
+            flushed = (old.reshape(count, -1, dim), rows(new), row(output), flat(beta))
+            upstream = (rows(dstreams), row(dread), flat(dgates))
+            found = plain_backward(*flushed, *queries, flat(gates), root, *scores, *upstream, ctx.independent)
+            found = (*found, None)
+        leaves = (old, output, beta, pool_query, gate_query, gate_bias, norm_gain)
+        return tuple(_like(grad, leaf) for grad, leaf in zip(found, leaves, strict=True))
 
-        def like(grad: Tensor | None, tensor: Tensor | None) -> Tensor | None:
-            """A missing gradient of something that is there is zero."""
-            if tensor is None:
-                return None
-            return torch.zeros_like(tensor) if grad is None else grad.to(tensor.dtype).reshape(tensor.shape)
 
-        return (
-            dold.view(old.shape),
-            like(doutput, output),
-            like(dbeta, beta),
-            like(dpool, pool_query),
-            like(dgate, gate_query),
-            like(dbias, gate_bias),
-        )
+def _like(grad: Tensor | None, leaf: Tensor | None) -> Tensor | None:
+    """A missing gradient of something that is there is zero."""
+    if leaf is None:
+        return None
+    return torch.zeros_like(leaf) if grad is None else grad.to(leaf.dtype).view(leaf.shape)
 
 
 def plain_backward(
