@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from leadline.ops.bodies import body
+from leadline.ops.bodies import run
 from leadline.ops.bounded_tanh import compiled
 from leadline.ops.bounded_tanh.reference import as_wide, second_slope, slope_with_mean
+from leadline.ops.next_norm import over_tokens
 from leadline.ops.precision import no_autocast, wide
 
 
@@ -36,7 +37,8 @@ class _ScaledTanh(torch.autograd.Function):
         ctx.compile_bodies = compile_bodies
         if compile_bodies:
             ctx.save_for_backward(x, gain, slope, None)
-            return _scaled_compiled(x, gain, slope)
+            y: Tensor = run(compiled.scaled, x, gain, slope)
+            return y
         tanh = (x.to(slope.dtype) * slope).tanh_()
         keep = tanh if x.dtype == slope.dtype else None
         ctx.save_for_backward(x, gain, slope, keep)
@@ -47,22 +49,14 @@ class _ScaledTanh(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, gain, slope, keep = ctx.saved_tensors
         if ctx.compile_bodies:
-            dim = x.shape[-1]
-            dx, dgain, dslope = body(compiled.scaled_back, True)(
-                x.reshape(-1, dim), gain, slope.reshape(-1, 1), dy.reshape(-1, dim)
-            )
-            return dx.view(x.shape), dgain.to(gain.dtype), dslope.view(slope.shape), None
+            dx, dslope, part = run(compiled.scaled_back, x, gain, slope, dy)
+            return dx, over_tokens(part), dslope, None
         tanh = _tanh_or_saved(x, slope, keep)
         dy = dy.to(slope.dtype)
         du = (dy * gain) * (1 - tanh * tanh)
         dgain = _to_vector(dy * tanh)
         dslope = (du * x).sum(-1, keepdim=True)
         return (du * slope).to(x.dtype), dgain.to(gain.dtype), dslope, None
-
-
-def _scaled_compiled(x: Tensor, gain: Tensor, slope: Tensor) -> Tensor:
-    y: Tensor = body(compiled.scaled, True)(x.reshape(-1, x.shape[-1]), gain, slope.reshape(-1, 1))
-    return y.view(x.shape)
 
 
 class _BoundedTanh(torch.autograd.Function):
@@ -75,7 +69,7 @@ class _BoundedTanh(torch.autograd.Function):
         ctx.kappa, ctx.compile_bodies = kappa, compile_bodies
         ctx.set_materialize_grads(False)
         if compile_bodies:
-            y, moment, root = _first_compiled(x, gain, lam, kappa, eps)
+            y, moment, root = run(compiled.first, x, gain, lam, kappa, eps)
             ctx.save_for_backward(x, gain, lam, root, None)
             return y, moment
         wide_x = x.to(wide(x.dtype))
@@ -92,17 +86,8 @@ class _BoundedTanh(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, dmoment: Tensor | None) -> tuple[Tensor | None, ...]:
         x, gain, lam, root, keep = ctx.saved_tensors
         if ctx.compile_bodies:
-            dim = x.shape[-1]
-            dx, dgain, dlam = body(compiled.first_back, True)(
-                x.reshape(-1, dim),
-                gain,
-                lam,
-                root.view(-1, 1),
-                None if dy is None else dy.reshape(-1, dim),
-                None if dmoment is None else dmoment.reshape(-1, 1),
-                ctx.kappa,
-            )
-            return dx.view(x.shape), dgain.to(gain.dtype), dlam.to(lam.dtype).reshape(lam.shape), None, None, None
+            dx, dlam, part = run(compiled.first_back, x, gain, lam, root, dy, dmoment, ctx.kappa)
+            return dx, over_tokens(part), dlam.reshape(lam.shape), None, None, None
         slope = root * (lam / ctx.kappa)
         tanh = _tanh_or_saved(x, slope, keep)
         dy = torch.zeros_like(tanh) if dy is None else dy.to(slope.dtype)
@@ -117,9 +102,34 @@ class _BoundedTanh(torch.autograd.Function):
         return dx.to(x.dtype), dgain.to(gain.dtype), dlam.reshape(lam.shape), None, None, None
 
 
-def _first_compiled(x: Tensor, gain: Tensor, lam: Tensor, kappa: float, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    y, moment, root = body(compiled.first, True)(x.reshape(-1, x.shape[-1]), gain, lam, kappa, eps)
-    return y.view(x.shape), moment.view(*x.shape[:-1], 1), root
+class _Reused(torch.autograd.Function):
+    """`gain * tanh(λ/κ · x · rsqrt(v1 + c λ_first²/κ² + eps))` in compiled bodies."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        gain: Tensor,
+        lam: Tensor,
+        lam_first: Tensor,
+        kappa: float,
+        moment: Tensor,
+        c: Tensor,
+        eps: float,
+    ) -> Tensor:
+        y: Tensor
+        y, root = run(compiled.reused, x, gain, lam, lam_first, kappa, moment, c, eps)
+        ctx.kappa, ctx.moment_shape = kappa, moment.shape
+        ctx.save_for_backward(x, gain, lam, root)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, gain, lam, root = ctx.saved_tensors
+        dx, dlam, dmoment, part = run(compiled.reused_back, x, gain, lam, root, dy, ctx.kappa)
+        dmoment = dmoment.sum_to_size(ctx.moment_shape)
+        return dx, over_tokens(part), dlam.reshape(lam.shape), None, None, dmoment, None, None
 
 
 def bounded_tanh(
@@ -140,6 +150,9 @@ def bounded_tanh(
         moment = wide_x.square().mean(-1, keepdim=True)
         slope = slope_with_mean(wide_x, lam, kappa, eps)
         return _ScaledTanh.apply(x, gain, slope, compile_bodies), moment
+    if compile_bodies and not torch.is_grad_enabled():
+        y, moment, _ = run(compiled.first, x, gain, lam, kappa, eps)
+        return y, moment
     return _BoundedTanh.apply(x, gain, lam, kappa, eps, compile_bodies)
 
 
@@ -155,10 +168,14 @@ def bounded_tanh_reuse(
     compile_bodies: bool = False,
 ) -> Tensor:
     """See `leadline.ops.bounded_tanh_reuse`."""
-    slope = second_slope(as_wide(second_moment, x), as_wide(lam, x), as_wide(lam_first, x), kappa, as_wide(c, x), eps)
-    slope = slope.expand(*x.shape[:-1], 1)
-    compile_bodies = compile_bodies and not torch.compiler.is_compiling()
-    return _ScaledTanh.apply(x, gain.to(slope.dtype), slope, compile_bodies)
+    lam, lam_first, c = as_wide(lam, x), as_wide(lam_first, x), as_wide(c, x)
+    moment = as_wide(second_moment, x)
+    if compile_bodies and not torch.compiler.is_compiling():
+        arguments = (x, gain.to(moment.dtype), lam, lam_first, kappa, moment, c, eps)
+        y: Tensor = _Reused.apply(*arguments) if torch.is_grad_enabled() else run(compiled.reused, *arguments)[0]
+        return y
+    slope = second_slope(moment, lam, lam_first, kappa, c, eps).expand(*x.shape[:-1], 1)
+    return _ScaledTanh.apply(x, gain.to(slope.dtype), slope, False)
 
 
 @torch.no_grad()
