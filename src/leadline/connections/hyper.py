@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from leadline.config import kind
 from leadline.connections.base import Connection, Readout, Site, State
 from leadline.errors import UsageError
+from leadline.ops.next_norm import NextNorm
 from leadline.ops.precision import no_autocast
 from leadline.ops.stream_mixing import StreamRead, hyper_read, write_streams
 
@@ -35,20 +36,29 @@ class StreamsState(NamedTuple):
 class StreamsSite(Site):
     """One sublayer's place among n streams. A subclass says how it reads."""
 
+    takes_norm = True
+
     def __init__(self, streams: int, dim: int) -> None:
         super().__init__(scale=1.0)
         self.streams = streams
         self.dim = dim
 
-    def read_streams(self, streams_TND: Tensor) -> StreamRead:
-        """What this sublayer reads of these streams, and the coefficients of its write."""
+    def read_streams(self, streams_TND: Tensor, norm: NextNorm | None = None) -> StreamRead:
+        """What this sublayer reads of these streams, normed if there is a norm, and the coefficients of its write."""
         raise TypeError(f"{type(self).__name__} does not define read_streams")
 
     def read(self, state: State) -> tuple[Tensor, State]:
         """`h = Σ_i pre_i H_i`. The write's coefficients depend on the same streams, so they are made here and kept."""
+        return self._read(state, None)
+
+    def read_normed(self, state: State, norm: NextNorm) -> tuple[Tensor, State]:
+        """As `read`, with the norm folded into it."""
+        return self._read(state, norm)
+
+    def _read(self, state: State, norm: NextNorm | None) -> tuple[Tensor, State]:
         shape = state.streams.shape
         with no_autocast(state.streams):
-            found = self.read_streams(state.streams.reshape(-1, self.streams, self.dim))
+            found = self.read_streams(state.streams.reshape(-1, self.streams, self.dim), norm)
         new = StreamsState(found.streams.view(shape), (found.mixing, found.post))
         return found.h.view(*shape[:-2], self.dim), new
 
@@ -181,12 +191,12 @@ class HyperSite(StreamsSite):
         for scale in (self.s_pre, self.s_res, self.s_post):
             scale.fill_(0.01)
 
-    def read_streams(self, streams_TND: Tensor) -> StreamRead:
+    def read_streams(self, streams_TND: Tensor, norm: NextNorm | None = None) -> StreamRead:
         """All coefficients from one projection, whose rows are pre, res (one a column of `res`), post."""
         weight = torch.cat((self.w_pre.unsqueeze(0), self.w_res.t(), self.w_post.unsqueeze(0)))
         static = torch.cat((self.pre.unsqueeze(0), self.res.t(), self.post.unsqueeze(0)))
         scale = torch.cat((self.s_pre, self.s_res.expand(self.streams), self.s_post))
-        return hyper_read(streams_TND, weight, static, scale, self.eps)
+        return hyper_read(streams_TND, weight, static, scale, self.eps, norm=norm)
 
 
 @kind("hyper-connections")

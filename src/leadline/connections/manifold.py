@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from leadline.config import kind
 from leadline.connections.hyper import StreamsConnection, StreamsSite
 from leadline.errors import UsageError
+from leadline.ops.next_norm import NextNorm
 from leadline.ops.stream_mixing import StreamRead, manifold_read
 
 MOST_PERMUTED = 5
@@ -87,13 +88,13 @@ class ManifoldSite(StreamsSite):
             self.b_res.fill_(-8.0)
             self.b_res[0] = 0.0
 
-    def read_streams(self, streams_TND: Tensor) -> StreamRead:
+    def read_streams(self, streams_TND: Tensor, norm: NextNorm | None = None) -> StreamRead:
         """All coefficients from one projection, whose rows are pre, post, res."""
-        weight = torch.cat((self.phi_pre, self.phi_post, self.phi_res), 1).t()
+        weight = torch.cat((self.phi_pre.t(), self.phi_post.t(), self.phi_res.t()))
         bias = torch.cat((self.b_pre, self.b_post, self.b_res.view(-1)))
         sizes = zip((self.a_pre, self.a_post, self.a_res), (self.streams, self.streams, self.numbers), strict=True)
         scale = torch.cat([a.expand(size) for a, size in sizes])
-        return manifold_read(streams_TND, weight, bias, scale, self.mixing, self.iterations, self.eps)
+        return manifold_read(streams_TND, weight, bias, scale, self.mixing, self.iterations, self.eps, norm=norm)
 
 
 @kind("manifold-hyper-connections")

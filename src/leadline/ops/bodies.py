@@ -91,17 +91,22 @@ _shape_of, _dtype_of = operator.attrgetter("shape"), operator.attrgetter("dtype"
 def _form(value: Any, numbers: dict[int, int]) -> Hashable:
     """What the graph of a body depends on beside the tensors' values.
 
-    Sizes and strides stand as which of them are equal: two that are equal are one symbol in the graph. 1 stands for
-    itself, because broadcasting depends on it.
+    Sizes and strides stand as which of them are equal: two that are equal are one symbol in the graph. 0 and 1
+    stand for themselves, because broadcasting depends on them.
     """
     if isinstance(value, Tensor):
         extents = tuple(
-            1 if n == 1 else numbers.setdefault(n, len(numbers) + 2) for n in (*value.shape, *value.stride())
+            n if n in (0, 1) else numbers.setdefault(n, len(numbers) + 2) for n in (*value.shape, *value.stride())
         )
         return value.dtype, value.is_contiguous(), extents
     if isinstance(value, list | tuple):
         return tuple([_form(item, numbers) for item in value])
     return value
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """No values, but the very sizes and strides: `empty_like` would lay an expanded tensor out anew."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def _few(tensors: list[Tensor]) -> bool:
@@ -141,7 +146,7 @@ class Compiled:
             return [t for t in pytree.tree_leaves(results) if t is not None]
 
         with torch.no_grad(), torch.inference_mode(False):
-            examples = [torch.empty_like(leaves[place]) for place in places]
+            examples = [_like(leaves[place]) for place in places]
             graph = make_fx(flat, tracing_mode="symbolic", decomposition_table=select_decomp_table())(*examples)
             fakes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
             options = {"size_asserts": False, "cpp.threads": 1 if _few(examples) else config.cpp.threads}

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from leadline.errors import UsageError
 from leadline.ops.choice import Backend, chosen
+from leadline.ops.next_norm import NextNorm
 from leadline.ops.precision import no_autocast
 from leadline.ops.stream_mixing import lean, reads, reference
 from leadline.ops.stream_mixing.reference import StreamRead
@@ -26,6 +27,7 @@ def hyper_read(
     scale_k: Tensor,
     eps: float,
     *,
+    norm: NextNorm | None = None,
     backend: Backend = "auto",
 ) -> StreamRead:
     """The width step of Hyper-Connections: coefficients that each stream makes for itself, and the read.
@@ -40,6 +42,7 @@ def hyper_read(
         static_kN: (N + 2, N).
         scale_k: (N + 2).
         eps: in `rms(x) = x / sqrt(mean x² + eps)`, over each stream.
+        norm: gives the norm of h in place of h. Backend compiled folds it into the read.
         backend: see `leadline.ops.choice`.
 
     Raises:
@@ -54,12 +57,12 @@ def hyper_read(
     arguments = (streams_TND, weight_kD, static_kN, scale_k, eps)
     with no_autocast(streams_TND):
         if implementation == "reference":
-            return reference.hyper_read(*arguments)
+            return reads.with_norm(reference.hyper_read(*arguments), norm)
         if implementation == "triton":
             from leadline.ops.stream_mixing import triton
 
-            return StreamRead(*triton.hyper_read(*arguments))
-        return reads.hyper_read(*arguments, implementation == "compiled")
+            return reads.with_norm(StreamRead(*triton.hyper_read(*arguments)), norm)
+        return reads.hyper_read(*arguments, norm, implementation == "compiled")
 
 
 def manifold_read(
@@ -71,6 +74,7 @@ def manifold_read(
     iterations: int,
     eps: float,
     *,
+    norm: NextNorm | None = None,
     backend: Backend = "auto",
 ) -> StreamRead:
     """The width step of mHC and mHC-lite: coefficients from all streams of a token, and the read.
@@ -85,6 +89,7 @@ def manifold_read(
         kind: "sinkhorn", R = N² numbers, row after row; or "birkhoff", R = N!, as `birkhoff` orders them.
         iterations: of Sinkhorn.
         eps: in `rms(x) = x / sqrt(mean x² + eps)`, over all streams.
+        norm: as for `hyper_read`.
         backend: see `leadline.ops.choice`.
 
     Raises:
@@ -98,12 +103,12 @@ def manifold_read(
     arguments = (streams_TND, weight_kK, bias_k, scale_k, kind, iterations, eps)
     with no_autocast(streams_TND):
         if implementation == "reference":
-            return reference.manifold_read(*arguments)
+            return reads.with_norm(reference.manifold_read(*arguments), norm)
         if implementation == "triton":
             from leadline.ops.stream_mixing import triton
 
-            return StreamRead(*triton.manifold_read(*arguments))
-        return reads.manifold_read(*arguments, implementation == "compiled")
+            return reads.with_norm(StreamRead(*triton.manifold_read(*arguments)), norm)
+        return reads.manifold_read(*arguments, norm, implementation == "compiled")
 
 
 def write_streams(

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from leadline.ops.next_norm import norm_rows, norm_rows_back
+
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:
     total = parts[0]
@@ -49,87 +51,152 @@ def write_back(
 
 
 def hyper(
-    streams_TND: Tensor, weight_kD: Tensor, static_kN: Tensor, scale_k: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Coefficients (k, T, N), h (T, D), projections (k, T, N) and roots (T, N)."""
-    count, dim, dtype = streams_TND.shape[1], streams_TND.shape[2], weight_kD.dtype
-    rows = [streams_TND[:, i].to(dtype) for i in range(count)]
-    roots = [(row.square().sum(-1) / dim + eps).rsqrt() for row in rows]
-    projected = [
-        [(row * weight_kD[k]).sum(-1) * root for row, root in zip(rows, roots, strict=True)] for k in range(count + 2)
-    ]
-    made = [[static_kN[k, i] + scale_k[k] * torch.tanh(y) for i, y in enumerate(ys)] for k, ys in enumerate(projected)]
-    h = _sum([pre.unsqueeze(-1) * row for pre, row in zip(made[0], rows, strict=True)])
-    return (
-        torch.stack([torch.stack(cs, dim=-1) for cs in made]),
-        h.to(streams_TND.dtype),
-        torch.stack([torch.stack(ys, dim=-1) for ys in projected]),
-        torch.stack(roots, dim=-1),
-    )
-
-
-def hyper_back(
     streams_TND: Tensor,
     weight_kD: Tensor,
+    static_kN: Tensor,
     scale_k: Tensor,
-    projected_kTN: Tensor,
+    eps: float,
+    gain_D: Tensor | None,
+    norm_eps: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """Pre (T, N), h (T, D), mixing (T, N, N), post (T, N), projections (k, T, N), roots (T, N), the norm's root (T).
+
+    Rows of all streams are projected alike, and coefficients made as whole tensors: token by token they would make
+    hundreds of buffers.
+    """
+    tokens, count, dim = streams_TND.shape
+    rows_MD = streams_TND.to(weight_kD.dtype).reshape(-1, dim)
+    root_M = (rows_MD.square().sum(-1) / dim + eps).rsqrt()
+    y_kM = torch.stack([(rows_MD * weight_D).sum(-1) * root_M for weight_D in weight_kD.unbind(0)])
+    y_kTN = y_kM.view(-1, tokens, count)
+    made_kTN = static_kN.unsqueeze(1) + scale_k.view(-1, 1, 1) * torch.tanh(y_kTN)
+    h_TD, norm_root_T = read(streams_TND, made_kTN[0], gain_D, norm_eps)
+    mixing_TNN = made_kTN[1:-1].transpose(0, 1).contiguous()
+    return made_kTN[0], h_TD, mixing_TNN, made_kTN[-1], y_kTN, root_M.view(tokens, count), norm_root_T
+
+
+def read(
+    streams_TND: Tensor, pre_TN: Tensor, gain_D: Tensor | None, norm_eps: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """h (T, D) in the streams' dtype, normed where there is a norm; and then the reciprocal root (T)."""
+    h_TD = _read(streams_TND, pre_TN)
+    if gain_D is None or norm_eps is None:
+        return h_TD.to(streams_TND.dtype), None
+    h_TD, norm_root_T = norm_rows(h_TD, gain_D, norm_eps)
+    return h_TD.to(streams_TND.dtype), norm_root_T
+
+
+def _read(streams_TND: Tensor, pre_TN: Tensor) -> Tensor:
+    """h (T, D), rounded to the streams' dtype, as wide as the coefficients."""
+    count, dtype = streams_TND.shape[1], pre_TN.dtype
+    h_TD = _sum([pre_TN[:, i : i + 1] * streams_TND[:, i].to(dtype) for i in range(count)])
+    return h_TD.to(streams_TND.dtype).to(dtype)
+
+
+def through_norm(
+    streams_TND: Tensor,
+    pre_TN: Tensor,
+    dh_TD: Tensor | None,
+    gain_D: Tensor | None,
+    norm_eps: Tensor | None,
+    norm_root_T: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """h's gradient (T, D), and what the gain's gradient sums over tokens (T, D); h is summed up again, not kept."""
+    if dh_TD is None or gain_D is None or norm_eps is None or norm_root_T is None:
+        return (None if dh_TD is None else dh_TD.to(pre_TN.dtype)), None
+    h_TD = _read(streams_TND, pre_TN)
+    dh_TD, part_TD, _ = norm_rows_back(dh_TD.to(pre_TN.dtype), h_TD, gain_D, norm_eps, norm_root_T)
+    return dh_TD, part_TD
+
+
+def _along(streams_TND: Tensor, dh_TD: Tensor | None, given_TN: Tensor | None, root_TN: Tensor) -> Tensor:
+    """The gradient of `pre` (T, N)."""
+    if dh_TD is None:
+        return torch.zeros_like(root_TN) if given_TN is None else given_TN
+    rows = [streams_TND[:, i].to(dh_TD.dtype) for i in range(streams_TND.shape[1])]
+    found_TN = torch.stack([(row_TD * dh_TD).sum(-1) for row_TD in rows], dim=1)
+    return found_TN if given_TN is None else given_TN + found_TN
+
+
+def hyper_slopes(
+    streams_TND: Tensor,
+    scale_k: Tensor,
+    y_kTN: Tensor,
     root_TN: Tensor,
     pre_TN: Tensor,
-    dmade_kTN: Tensor,
+    dpre_TN: Tensor | None,
     dh_TD: Tensor | None,
-    dstreams_TND: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the streams, of weight, static and scale."""
-    count, dim, dtype = streams_TND.shape[1], streams_TND.shape[2], weight_kD.dtype
-    rows = [streams_TND[:, i].to(dtype) for i in range(count)]
-    dh = None if dh_TD is None else dh_TD.to(dtype)
-    dmade = [[dmade_kTN[k, :, i] for i in range(count)] for k in range(count + 2)]
-    if dh is not None:
-        dmade[0] = [d + (row * dh).sum(-1) for d, row in zip(dmade[0], rows, strict=True)]
-    tanhs = [[torch.tanh(projected_kTN[k, :, i]) for i in range(count)] for k in range(count + 2)]
-    dstatic = torch.stack([torch.stack([d.sum() for d in ds]) for ds in dmade])
-    dscale = torch.stack(
-        [_sum([d * t for d, t in zip(dmade[k], tanhs[k], strict=True)]).sum() for k in range(count + 2)]
-    )
-    slopes = [
-        [d * scale_k[k] * (1 - t * t) * root_TN[:, i] for i, (d, t) in enumerate(zip(dmade[k], tanhs[k], strict=True))]
-        for k in range(count + 2)
-    ]
+    dmixing_TNN: Tensor | None,
+    dpost_TN: Tensor | None,
+    gain_D: Tensor | None,
+    norm_eps: Tensor | None,
+    norm_root_T: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """What multiplies weights (k, T, N) and streams (T, N) in the streams' gradient; gradients of static and scale; and
+    of h (T, D), with the gain's part (T, D)."""
+    count = streams_TND.shape[1]
+    dh_TD, part_TD = through_norm(streams_TND, pre_TN, dh_TD, gain_D, norm_eps, norm_root_T)
+    dpre_TN = _along(streams_TND, dh_TD, dpre_TN, root_TN)
+    if dmixing_TNN is None:
+        dmixing_TNN = torch.zeros_like(root_TN).unsqueeze(1).expand(-1, count, -1)
+    dpost_TN = torch.zeros_like(root_TN) if dpost_TN is None else dpost_TN
+    dmade_kTN = torch.cat((dpre_TN.unsqueeze(0), dmixing_TNN.transpose(0, 1), dpost_TN.unsqueeze(0)))
+    tanh_kTN = torch.tanh(y_kTN)
+    slope_kTN = dmade_kTN * scale_k.view(-1, 1, 1) * (1 - tanh_kTN * tanh_kTN) * root_TN
+    pull_TN = -(slope_kTN * y_kTN).sum(0) * root_TN / streams_TND.shape[2]
+    return slope_kTN, pull_TN, dmade_kTN.sum(1), (dmade_kTN * tanh_kTN).sum((1, 2)), dh_TD, part_TD
+
+
+def hyper_grads(
+    streams_TND: Tensor,
+    weight_kD: Tensor,
+    slope_kTN: Tensor,
+    pull_TN: Tensor,
+    pre_TN: Tensor,
+    dh_TD: Tensor | None,
+    given_TND: Tensor | None,
+) -> Tensor:
+    """`Σ_k slope_k W_k + pull H_i + pre_i dh + what is handed in`, in the streams' dtype."""
     grads = []
-    for i, row in enumerate(rows):
-        pull = _sum([slopes[k][i] * projected_kTN[k, :, i] for k in range(count + 2)]) * root_TN[:, i] / dim
-        grad = _sum([slopes[k][i].unsqueeze(-1) * weight_kD[k] for k in range(count + 2)]) - pull.unsqueeze(-1) * row
-        if dh is not None:
-            grad = grad + pre_TN[:, i : i + 1] * dh
-        if dstreams_TND is not None:
-            grad = grad + dstreams_TND[:, i].to(dtype)
-        grads.append(grad.to(streams_TND.dtype))
-    slope_kT = [torch.stack([slopes[k][i] for k in range(count + 2)]) for i in range(count)]
-    dweight = _sum([torch.mm(slope_kT[i], rows[i]) for i in range(count)])
-    return torch.stack(grads, dim=1), dweight, dstatic, dscale
+    for i in range(streams_TND.shape[1]):
+        along = _sum([slope_kTN[k, :, i : i + 1] * weight_kD[k] for k in range(weight_kD.shape[0])])
+        grads.append(along + _pulled(i, streams_TND, pull_TN[:, i : i + 1], pre_TN, dh_TD, given_TND))
+    return torch.stack(grads, dim=1).to(streams_TND.dtype)
+
+
+def _pulled(
+    i: int, streams_TND: Tensor, pull_T1: Tensor, pre_TN: Tensor, dh_TD: Tensor | None, given_TND: Tensor | None
+) -> Tensor:
+    grad_TD = pull_T1 * streams_TND[:, i].to(pull_T1.dtype)
+    if dh_TD is not None:
+        grad_TD = grad_TD + pre_TN[:, i : i + 1] * dh_TD
+    return grad_TD if given_TND is None else grad_TD + given_TND[:, i].to(pull_T1.dtype)
 
 
 def manifold(
-    streams_TND: Tensor, projected_kT: Tensor, bias_k: Tensor, scale_k: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Pre (T, N), h (T, D), the mixing's logits (R, T), post (T, N)."""
-    count, dtype = streams_TND.shape[1], projected_kT.dtype
-    rows = [streams_TND[:, i].to(dtype) for i in range(count)]
-    made = [bias_k[k] + scale_k[k] * projected_kT[k] for k in range(2 * count)]
-    gates = [torch.sigmoid(u) for u in made]
-    h = _sum([gates[i].unsqueeze(-1) * row for i, row in enumerate(rows)])
-    logits = bias_k[2 * count :].unsqueeze(1) + scale_k[2 * count :].unsqueeze(1) * projected_kT[2 * count :]
-    return (
-        torch.stack(gates[:count], dim=-1),
-        h.to(streams_TND.dtype),
-        logits,
-        2 * torch.stack(gates[count:], dim=-1),
-    )
+    streams_TND: Tensor,
+    weight_kK: Tensor,
+    bias_k: Tensor,
+    scale_k: Tensor,
+    eps: float,
+    gain_D: Tensor | None,
+    norm_eps: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """Pre (T, N), h (T, D), the mixing's logits (R, T), post (T, N), projections (k, T), root (T), the norm's root."""
+    count = streams_TND.shape[1]
+    x_TK = streams_TND.flatten(1).to(weight_kK.dtype)
+    root_T = (x_TK.square().sum(-1) / x_TK.shape[1] + eps).rsqrt()
+    y_kT = torch.mm(x_TK, weight_kK.t()).t() * root_T
+    made_kT = bias_k.unsqueeze(1) + scale_k.unsqueeze(1) * y_kT
+    gates_TN = torch.sigmoid(made_kT[: 2 * count]).t()
+    pre_TN = gates_TN[:, :count].contiguous()
+    h_TD, norm_root_T = read(streams_TND, pre_TN, gain_D, norm_eps)
+    return pre_TN, h_TD, made_kT[2 * count :], 2 * gates_TN[:, count:], y_kT, root_T, norm_root_T
 
 
 def manifold_slopes(
     streams_TND: Tensor,
-    projected_kT: Tensor,
+    y_kT: Tensor,
     root_T: Tensor,
     scale_k: Tensor,
     pre_TN: Tensor,
@@ -138,31 +205,34 @@ def manifold_slopes(
     dh_TD: Tensor | None,
     dlogits_RT: Tensor,
     dpost_TN: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What multiplies weights (k, T) and streams (T) in the streams' gradient; gradients of bias and scale."""
-    count, dim, dtype = streams_TND.shape[1], streams_TND.shape[1] * streams_TND.shape[2], projected_kT.dtype
-    dmade = []
-    for i in range(count):
-        slope = torch.zeros_like(root_T) if dpre_TN is None else dpre_TN[:, i]
-        if dh_TD is not None:
-            slope = slope + (streams_TND[:, i].to(dtype) * dh_TD.to(dtype)).sum(-1)
-        dmade.append(slope * pre_TN[:, i] * (1 - pre_TN[:, i]))
-    for i in range(count):
-        slope = torch.zeros_like(root_T) if dpost_TN is None else dpost_TN[:, i]
-        dmade.append(slope * post_TN[:, i] * (1 - 0.5 * post_TN[:, i]))
-    dmade_kT = torch.cat((torch.stack(dmade), dlogits_RT))
+    gain_D: Tensor | None,
+    norm_eps: Tensor | None,
+    norm_root_T: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """What multiplies weights (k, T) and streams (T) in the streams' gradient; gradients of bias and scale; and of h
+    (T, D), with the gain's part (T, D)."""
+    dim = streams_TND.shape[1] * streams_TND.shape[2]
+    dh_TD, part_TD = through_norm(streams_TND, pre_TN, dh_TD, gain_D, norm_eps, norm_root_T)
+    dpre_TN = _along(streams_TND, dh_TD, dpre_TN, pre_TN) * pre_TN * (1 - pre_TN)
+    dpost_TN = torch.zeros_like(post_TN) if dpost_TN is None else dpost_TN * post_TN * (1 - 0.5 * post_TN)
+    dmade_kT = torch.cat((dpre_TN.t(), dpost_TN.t(), dlogits_RT))
     slope_kT = dmade_kT * scale_k.unsqueeze(1) * root_T
-    pull_T = -(slope_kT * projected_kT).sum(0) * root_T / dim
-    return slope_kT, pull_T, dmade_kT.sum(1), (dmade_kT * projected_kT).sum(1)
+    pull_T = -(slope_kT * y_kT).sum(0) * root_T / dim
+    return slope_kT, pull_T, dmade_kT.sum(1), (dmade_kT * y_kT).sum(1), dh_TD, part_TD
 
 
-def pulled(grad_TND: Tensor, streams_TND: Tensor, pre_TN: Tensor, pull_T: Tensor, dh_TD: Tensor | None) -> Tensor:
-    """`grad + pull H_i + pre_i dh`, in the streams' dtype."""
-    dtype = pull_T.dtype
-    parts = []
-    for i in range(streams_TND.shape[1]):
-        part = grad_TND[:, i].to(dtype) + pull_T.unsqueeze(-1) * streams_TND[:, i].to(dtype)
-        if dh_TD is not None:
-            part = part + pre_TN[:, i : i + 1] * dh_TD.to(dtype)
-        parts.append(part.to(streams_TND.dtype))
-    return torch.stack(parts, dim=1)
+def manifold_grads(
+    along_TND: Tensor,
+    streams_TND: Tensor,
+    pre_TN: Tensor,
+    pull_T: Tensor,
+    dh_TD: Tensor | None,
+    given_TND: Tensor | None,
+) -> Tensor:
+    """`along + pull H_i + pre_i dh + what is handed in`, in the streams' dtype."""
+    pull_T1 = pull_T.unsqueeze(-1)
+    grads = [
+        along_TND[:, i] + _pulled(i, streams_TND, pull_T1, pre_TN, dh_TD, given_TND)
+        for i in range(streams_TND.shape[1])
+    ]
+    return torch.stack(grads, dim=1).to(streams_TND.dtype)

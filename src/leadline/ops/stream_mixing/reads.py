@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from leadline.ops.bodies import body
+from leadline.ops.next_norm import NextNorm, normed
 from leadline.ops.precision import no_autocast, wide
-from leadline.ops.stream_mixing import compiled
+from leadline.ops.stream_mixing import compiled_reads
 from leadline.ops.stream_mixing.lean import birkhoff, sinkhorn, weighted_sum
 from leadline.ops.stream_mixing.reference import StreamRead
 
@@ -57,13 +57,9 @@ class _HyperRead(torch.autograd.Function):
         static_kN: Tensor,
         scale_k: Tensor,
         eps: float,
-        compile_bodies: bool,
     ) -> tuple[Tensor, ...]:
-        made_kTN, h_TD, projected_kTN, root_TN = _hyper_forward(
-            streams_TND, weight_kD, static_kN, scale_k, eps, compile_bodies
-        )
+        made_kTN, h_TD, projected_kTN, root_TN = _hyper_forward(streams_TND, weight_kD, static_kN, scale_k, eps)
         ctx.set_materialize_grads(False)
-        ctx.compile_bodies = compile_bodies
         pre, mixing, post = _hyper_parts(made_kTN)
         ctx.save_for_backward(streams_TND, weight_kD, scale_k, projected_kTN, root_TN, pre)
         return pre, h_TD, mixing, post, streams_TND.view_as(streams_TND)
@@ -87,11 +83,8 @@ class _HyperRead(torch.autograd.Function):
         if dpost_TN is not None:
             dmade_kTN[-1] = dpost_TN
         arguments = (streams_TND, weight_kD, scale_k, projected_kTN, root_TN, pre_TN, dmade_kTN, dh_TD, dstreams_TND)
-        run: Any = _hyper_back
-        if ctx.compile_bodies:
-            run = body(compiled.hyper_back, True)
         with no_autocast(streams_TND):
-            return *run(*arguments), None, None
+            return *_hyper_back(*arguments), None
 
 
 def _hyper_parts(made_kTN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,13 +93,9 @@ def _hyper_parts(made_kTN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _hyper_forward(
-    streams_TND: Tensor, weight_kD: Tensor, static_kN: Tensor, scale_k: Tensor, eps: float, compile_bodies: bool
+    streams_TND: Tensor, weight_kD: Tensor, static_kN: Tensor, scale_k: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     tokens, count, dim = streams_TND.shape
-    if compile_bodies:
-        run = body(compiled.hyper, True)
-        made: tuple[Tensor, Tensor, Tensor, Tensor] = run(streams_TND, weight_kD, static_kN, scale_k, eps)
-        return made
     projected_kM, root_M = projected(streams_TND.reshape(-1, dim), weight_kD, eps)
     projected_kTN = projected_kM.view(weight_kD.shape[0], tokens, count)
     made_kTN = _hyper_made(projected_kTN, static_kN, scale_k)
@@ -152,16 +141,25 @@ def hyper_read(
     static_kN: Tensor,
     scale_k: Tensor,
     eps: float,
+    norm: NextNorm | None = None,
     compile_bodies: bool = False,
 ) -> StreamRead:
     """See `leadline.ops.stream_mixing.hyper_read`."""
     dtype = wide(streams_TND.dtype)
     weights = (weight_kD.to(dtype), static_kN.to(dtype), scale_k.to(dtype))
-    compile_bodies = compile_bodies and not torch.compiler.is_compiling()
+    if compile_bodies and not torch.compiler.is_compiling():
+        return StreamRead(*compiled_reads.hyper_read(streams_TND, *weights, eps, norm))
     if torch.is_grad_enabled():
-        return StreamRead(*_HyperRead.apply(streams_TND, *weights, eps, compile_bodies))
-    made_kTN, h_TD, _, _ = _hyper_forward(streams_TND, *weights, eps, compile_bodies)
-    return StreamRead(made_kTN[0], h_TD, made_kTN[1:-1].transpose(0, 1), made_kTN[-1], streams_TND)
+        found = StreamRead(*_HyperRead.apply(streams_TND, *weights, eps))
+    else:
+        made_kTN, h_TD, _, _ = _hyper_forward(streams_TND, *weights, eps)
+        found = StreamRead(made_kTN[0], h_TD, made_kTN[1:-1].transpose(0, 1), made_kTN[-1], streams_TND)
+    return with_norm(found, norm)
+
+
+def with_norm(found: StreamRead, norm: NextNorm | None) -> StreamRead:
+    """The read with the norm of h in place of h, as an operator of its own."""
+    return found if norm is None else found._replace(h=normed(found.h, norm))
 
 
 class _ManifoldRead(torch.autograd.Function):
@@ -175,12 +173,10 @@ class _ManifoldRead(torch.autograd.Function):
         bias_k: Tensor,
         scale_k: Tensor,
         eps: float,
-        compile_bodies: bool,
     ) -> tuple[Tensor, ...]:
         y_kT, root_T = projected(streams_TND.flatten(1), weight_kK, eps)
-        pre_TN, h_TD, res_RT, post_TN = _manifold_made(streams_TND, y_kT, bias_k, scale_k, compile_bodies)
+        pre_TN, h_TD, res_RT, post_TN = _manifold_made(streams_TND, y_kT, bias_k, scale_k)
         ctx.set_materialize_grads(False)
-        ctx.compile_bodies = compile_bodies
         ctx.save_for_backward(streams_TND, weight_kK, scale_k, y_kT, root_T, pre_TN, post_TN)
         return pre_TN, h_TD, res_RT, post_TN, streams_TND.view_as(streams_TND)
 
@@ -199,10 +195,7 @@ class _ManifoldRead(torch.autograd.Function):
         if dres_RT is None:
             dres_RT = torch.zeros_like(y_kT[2 * n :])
         with no_autocast(streams_TND):
-            run: Any = _manifold_slopes
-            if ctx.compile_bodies:
-                run = body(compiled.manifold_slopes, True)
-            slope_kT, pull_T, dbias_k, dscale_k = run(
+            slope_kT, pull_T, dbias_k, dscale_k = _manifold_slopes(
                 streams_TND, y_kT, root_T, scale_k, pre_TN, post_TN, dpre_TN, dh_TD, dres_RT, dpost_TN
             )
             x_TK = streams_TND.flatten(1).to(dtype)
@@ -212,15 +205,11 @@ class _ManifoldRead(torch.autograd.Function):
                 grad_TK = torch.addmm(dstreams_TND.flatten(1).to(dtype), slope_kT.t(), weight_kK)
             dweight_kK = torch.mm(slope_kT, x_TK)
             grad_TND = grad_TK.view(streams_TND.shape)
-            if ctx.compile_bodies:
-                run = body(compiled.pulled, True)
-                grad_TND = run(grad_TND, streams_TND, pre_TN, pull_T, dh_TD)
-            else:
-                grad_TK.addcmul_(x_TK, pull_T.unsqueeze(-1))
-                if dh_TD is not None:
-                    grad_TND = torch.addcmul(grad_TND, pre_TN.unsqueeze(-1), dh_TD.to(dtype).unsqueeze(1))
-                grad_TND = grad_TND.to(streams_TND.dtype)
-        return grad_TND, dweight_kK, dbias_k, dscale_k, None, None
+            grad_TK.addcmul_(x_TK, pull_T.unsqueeze(-1))
+            if dh_TD is not None:
+                grad_TND = torch.addcmul(grad_TND, pre_TN.unsqueeze(-1), dh_TD.to(dtype).unsqueeze(1))
+            grad_TND = grad_TND.to(streams_TND.dtype)
+        return grad_TND, dweight_kK, dbias_k, dscale_k, None
 
 
 def _manifold_slopes(
@@ -235,7 +224,7 @@ def _manifold_slopes(
     dres_RT: Tensor,
     dpost_TN: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `compiled.manifold_slopes`."""
+    """What multiplies weights (k, T) and streams (T) in the streams' gradient; gradients of bias and scale."""
     n, dtype = streams_TND.shape[1], y_kT.dtype
     dpre_TN = torch.zeros_like(pre_TN) if dpre_TN is None else dpre_TN
     dpost_TN = torch.zeros_like(post_TN) if dpost_TN is None else dpost_TN
@@ -249,13 +238,10 @@ def _manifold_slopes(
 
 
 def _manifold_made(
-    streams_TND: Tensor, y_kT: Tensor, bias_k: Tensor, scale_k: Tensor, compile_bodies: bool
+    streams_TND: Tensor, y_kT: Tensor, bias_k: Tensor, scale_k: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Pre (T, N), h (T, D), the mixing's logits (R, T), post (T, N)."""
     n = streams_TND.shape[1]
-    if compile_bodies:
-        made: tuple[Tensor, Tensor, Tensor, Tensor] = body(compiled.manifold, True)(streams_TND, y_kT, bias_k, scale_k)
-        return made
     made_kT = torch.addcmul(bias_k.unsqueeze(1), scale_k.unsqueeze(1), y_kT)
     gates_TN = torch.sigmoid(made_kT[: 2 * n]).t()
     pre_TN, post_TN = gates_TN[:, :n].contiguous(), gates_TN[:, n:] * 2
@@ -271,22 +257,24 @@ def manifold_read(
     kind: str,
     iterations: int,
     eps: float,
+    norm: NextNorm | None = None,
     compile_bodies: bool = False,
 ) -> StreamRead:
     """See `leadline.ops.stream_mixing.manifold_read`."""
     n, dtype = streams_TND.shape[1], wide(streams_TND.dtype)
-    weight_kK, bias_k, scale_k = weight_kK.to(dtype), bias_k.to(dtype), scale_k.to(dtype)
+    weights = (weight_kK.to(dtype), bias_k.to(dtype), scale_k.to(dtype))
     compile_bodies = compile_bodies and not torch.compiler.is_compiling()
-    if torch.is_grad_enabled():
-        pre_TN, h_TD, res_RT, post_TN, handed_TND = _ManifoldRead.apply(
-            streams_TND, weight_kK, bias_k, scale_k, eps, compile_bodies
-        )
+    if compile_bodies:
+        pre_TN, h_TD, res_RT, post_TN, handed_TND = compiled_reads.manifold_read(streams_TND, *weights, eps, norm)
+        norm = None
+    elif torch.is_grad_enabled():
+        pre_TN, h_TD, res_RT, post_TN, handed_TND = _ManifoldRead.apply(streams_TND, *weights, eps)
     else:
-        y_kT, _ = projected(streams_TND.flatten(1), weight_kK, eps)
-        pre_TN, h_TD, res_RT, post_TN = _manifold_made(streams_TND, y_kT, bias_k, scale_k, compile_bodies)
+        y_kT, _ = projected(streams_TND.flatten(1), weights[0], eps)
+        pre_TN, h_TD, res_RT, post_TN = _manifold_made(streams_TND, y_kT, *weights[1:])
         handed_TND = streams_TND
     if kind == "sinkhorn":
         mixing_NNT = sinkhorn(res_RT.unflatten(0, (n, n)), iterations, compile_bodies)
     else:
         mixing_NNT = birkhoff(res_RT, n)
-    return StreamRead(pre_TN, h_TD, mixing_NNT.permute(2, 0, 1), post_TN, handed_TND)
+    return with_norm(StreamRead(pre_TN, h_TD, mixing_NNT.permute(2, 0, 1), post_TN, handed_TND), norm)
