@@ -21,7 +21,7 @@ from leadline.designs import resolve
 from leadline.designs.presets import ShapeConfig
 from leadline.errors import UsageError
 from leadline.models import Decoder
-from leadline.ops import bodies, use_backend
+from leadline.ops import use_backend
 from leadline.ops.choice import why_not
 
 each_gate = pytest.mark.parametrize("gate", GATES)
@@ -40,7 +40,9 @@ def test_the_bodies_for_the_compiler_equal_store(
     streams: int, gate: Gate, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they are; compiling them takes a while, so one case below does."""
-    monkeypatch.setattr(bodies, "_run", lambda function, *arguments: function(*arguments))
+    for module in ("compiled", "inversion"):
+        called = f"leadline.ops.multi_gate.{module}.run"
+        monkeypatch.setattr(called, lambda function, *arguments: function(*arguments))
     with use_backend("compiled"):
         compare(lambda stack: loss_of(stack()), mgr(gate=gate, streams=streams, **options))
 

@@ -145,7 +145,7 @@ def test_bfloat16_is_as_near_the_truth_as_the_lean_bodies() -> None:
 def test_two_runs_are_equal_to_the_bit_and_tokens_do_not_recompile() -> None:
     query, gain = numbers(16, seed=1, dtype=torch.float32), numbers(16, seed=2, dtype=torch.float32)
     seen, compiled = [], []
-    for tokens in (130, 130, 57, 1029):
+    for tokens in (1030, 1030, 757, 2029):
         sources = [numbers(tokens, 16, seed=3 + i, dtype=torch.float32) for i in range(4)]
         inputs = [query, gain, *sources]
         seen.append(outcome(lambda q, g, *s: (depth_attention(s, q, g, EPS, backend="compiled"),), inputs))

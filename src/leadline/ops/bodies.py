@@ -10,7 +10,6 @@ tokens are few: what they would check is in the key under which the body is kept
 from __future__ import annotations
 
 import operator
-import types
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -28,23 +27,20 @@ _seen: dict[Hashable, Compiled] = {}
 MOST_SEEN = 4096
 
 
-def body(function: Body, compiled: bool) -> Body:
-    """`function`, or its compiled form, which takes the same arguments: tensors, None, numbers, and lists of these.
-
-    Inside `torch.compile` it is always the function itself: the outer compiler sees through it.
-    """
-    if not compiled or torch.compiler.is_compiling():
-        return function
-    return types.MethodType(run, function)
-
-
 def compiled_bodies() -> int:
     """How many bodies this process has compiled."""
     return len(_bodies)
 
 
 def run(function: Body, *arguments: Any) -> Any:
-    """What the compiled form of `function` gives; not inside `torch.compile`."""
+    """What the compiled form of `function` gives.
+
+    Args:
+        function: a body.
+        arguments: tensors, None, numbers, and lists of these. Tensors get no gradients.
+
+    Not inside `torch.compile`: there a body is called as it is, and the outer compiler sees through it.
+    """
     tensors: list[Tensor] = []
     exact: list[Any] = [function]
     for argument in arguments:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from leadline.ops.bodies import body, run
+from leadline.ops.bodies import run
 from leadline.ops.next_norm import NextNorm, norm_rows, norm_rows_back, number, over_tokens
 from leadline.ops.precision import wide
 
@@ -56,9 +56,9 @@ def forward(
         ends = group.stop == last
         rest = (sources[group], roots[group], direction, ends, *((gain, eps) if ends else (None, None)))
         if mix is None or lse is None:
-            mix, score, lse, out, root = body(_first, True)(*rest)
+            mix, score, lse, out, root = run(_first, *rest)
         else:
-            mix, score, lse, out, root = body(_next, True)(mix, lse, *rest)
+            mix, score, lse, out, root = run(_next, mix, lse, *rest)
         scores.append(score)
     assert mix is not None
     assert lse is not None
@@ -87,20 +87,20 @@ def backward(
     narrow = sources[0].dtype != direction.dtype
     parts = groups(len(sources))
     if norm is not None and narrow:
-        upstream, part, _ = body(_through_norm, True)(upstream, mix, gain, eps, norm_root)
+        upstream, part, _ = run(_through_norm, upstream, mix, gain, eps, norm_root)
         dgain, gain = over_tokens(part), None
     if narrow:
         for group in parts:
-            pull = body(_pull, True)(upstream, scores[group], lse, sources[group], pull)
+            pull = run(_pull, upstream, scores[group], lse, sources[group], pull)
     for group in parts:
         given = None if handed is None else handed[group]
         rest = (mix, scores[group], lse, sources[group], roots[group], given, direction, pull, along)
         if gain is None:
-            found, along, pull = body(_gradients, True)(upstream, *rest)
+            found, along, pull = run(_gradients, upstream, *rest)
         else:
             goes_on = group.stop < len(sources)
-            through = body(_gradients_through_norm, True)
-            found, along, pull, part, passed = through(upstream, *rest, gain, eps, norm_root, goes_on)
+            more = (gain, eps, norm_root, goes_on)
+            found, along, pull, part, passed = run(_gradients_through_norm, upstream, *rest, *more)
             upstream = upstream if passed is None else passed
             dgain, gain = over_tokens(part), None
         grads += found

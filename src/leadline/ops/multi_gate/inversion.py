@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from leadline.errors import UsageError
-from leadline.ops.bodies import body
+from leadline.ops.bodies import run
 from leadline.ops.choice import Backend, Implementation, chosen
 from leadline.ops.multi_gate import compiled, lean
 from leadline.ops.multi_gate.slots import InversionError, Slot
@@ -303,8 +303,8 @@ def _gradients(
 def _compiled_gradients(new: Tensor, parts: Sequence[Any], given: Given, independent: bool) -> Sequence[Any]:
     """S and the gradients, in one compiled loop over tokens."""
     _, *flat = _flat(new, new, parts, given)
-    run = body(_unflush_body, True)
-    old, *found = run(new.reshape(new.shape[0], -1, new.shape[-1]).unbind(0), *flat[1:], independent)
+    rows = new.reshape(new.shape[0], -1, new.shape[-1]).unbind(0)
+    old, *found = run(_unflush_body, rows, *flat[1:], independent)
     return old.view(new.shape), *found
 
 
@@ -315,8 +315,8 @@ def _unflush_body(new: Sequence[Tensor], output: Tensor, beta: Tensor, *parts: A
     old = [(row + o.unsqueeze(-1) * (row - wide_output)).to(new[0].dtype) for row, o in zip(rows, odds, strict=True)]
     *head, dstreams, dread, dgates, independent = parts
     given = (None if dstreams is None else dstreams.unbind(0), dread, dgates)
-    run: Callable[..., tuple[Tensor | None, ...]] = compiled.backward_body
-    return torch.stack(old), *run(old, new, output, beta, *head, *given, independent)
+    gradients: Callable[..., tuple[Tensor | None, ...]] = compiled.backward_body
+    return torch.stack(old), *gradients(old, new, output, beta, *head, *given, independent)
 
 
 def _flat(old: Tensor, new: Tensor | None, parts: Sequence[Any], given: Given) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from leadline.ops.bodies import body
+from leadline.ops.bodies import run
 from leadline.ops.precision import no_autocast
 from leadline.ops.stream_mixing import compiled
 from leadline.ops.stream_mixing.reference import permutations
@@ -55,21 +55,25 @@ class _WriteStreams(torch.autograd.Function):
     ) -> Tensor:
         ctx.compile_bodies = compile_bodies
         ctx.save_for_backward(streams_TND, output_TD, mixing_TNN, post_TN)
-        run = _compiled_write(compiled.write, streams_TND) if compile_bodies else _written
-        result: Tensor = run(streams_TND, output_TD, mixing_TNN, post_TN)
-        return result
+        return _run_write(streams_TND, output_TD, mixing_TNN, post_TN, compile_bodies)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dnew_TND: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         with no_autocast(dnew_TND):
-            run: Any = _compiled_write(compiled.write_back, saved[0]) if ctx.compile_bodies else _written_back
-            return *run(*saved, dnew_TND), None
+            if ctx.compile_bodies:
+                return *run(compiled.write_back, *saved, dnew_TND), None
+            streams_TND, output_TD, mixing_TNN, post_TN = saved
+            return *_written_back(streams_TND, output_TD, mixing_TNN, post_TN, dnew_TND), None
 
 
-def _compiled_write(function: Any, streams_TND: Tensor) -> Any:
-    return body(function, True)
+def _run_write(
+    streams_TND: Tensor, output_TD: Tensor, mixing_TNN: Tensor, post_TN: Tensor, compile_bodies: bool
+) -> Tensor:
+    arguments = (streams_TND, output_TD, mixing_TNN, post_TN)
+    result: Tensor = run(compiled.write, *arguments) if compile_bodies else _written(*arguments)
+    return result
 
 
 class _Sinkhorn(torch.autograd.Function):
@@ -81,8 +85,9 @@ class _Sinkhorn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_NNT: Tensor, iterations: int, compile_bodies: bool) -> Tensor:
-        run = body(_balanced, compile_bodies)
-        mixing_NNT, columns_NNT, kernel_NNT = run(logits_NNT, iterations)
+        arguments = (logits_NNT, iterations)
+        found = run(_balanced, *arguments) if compile_bodies else _balanced(*arguments)
+        mixing_NNT, columns_NNT, kernel_NNT = found
         ctx.save_for_backward(columns_NNT, kernel_NNT)
         ctx.iterations, ctx.compile_bodies = iterations, compile_bodies
         result: Tensor = mixing_NNT
@@ -91,8 +96,8 @@ class _Sinkhorn(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dmixing_NNT: Tensor) -> tuple[Tensor, None, None]:
-        run = body(_balanced_back, ctx.compile_bodies)
-        return run(*ctx.saved_tensors, dmixing_NNT, ctx.iterations), None, None
+        arguments = (*ctx.saved_tensors, dmixing_NNT, ctx.iterations)
+        return run(_balanced_back, *arguments) if ctx.compile_bodies else _balanced_back(*arguments), None, None
 
 
 def _balanced(logits_NNT: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,10 +145,11 @@ def write_streams(
     streams_TND: Tensor, output_TD: Tensor, mixing_TNN: Tensor, post_TN: Tensor, compile_bodies: bool = False
 ) -> Tensor:
     """See `leadline.ops.stream_mixing.write_streams`."""
-    mixing_TNN, post_TN = mixing_TNN.contiguous(), post_TN.contiguous()
-    if not torch.is_grad_enabled():
-        return _written(streams_TND, output_TD, mixing_TNN, post_TN)
     compile_bodies = compile_bodies and not torch.compiler.is_compiling()
+    if not compile_bodies:
+        mixing_TNN, post_TN = mixing_TNN.contiguous(), post_TN.contiguous()
+    if not torch.is_grad_enabled():
+        return _run_write(streams_TND, output_TD, mixing_TNN, post_TN, compile_bodies)
     return _WriteStreams.apply(streams_TND, output_TD, mixing_TNN, post_TN, compile_bodies)
 
 
