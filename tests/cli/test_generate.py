@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -53,6 +54,22 @@ def test_text_comes_after_the_prompt(folder: Path, capsys: pytest.CaptureFixture
 def test_without_a_prompt_a_document_begins(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(Arguments(model=folder, tokens="5")) == 0
     assert capsys.readouterr().out.endswith("\n")
+
+
+def test_the_backend_is_the_one_asked_for(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds while tokens are made, and one that can't run says so before anything is written."""
+    asked: list[str] = []
+    used = contextlib.contextmanager(lambda backend: iter([asked.append(backend)]))
+    monkeypatch.setattr("leadline.ops.use_backend", used)
+    assert run(Arguments(model=folder, tokens="3", backend="reference")) == 0
+    assert asked == ["reference"]
+    capsys.readouterr()
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(UsageError, match="--backend triton can't run here"):
+        run(Arguments(model=folder, tokens="3", backend="triton"))
+    assert capsys.readouterr().out == ""
 
 
 def test_a_seed_repeats_the_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

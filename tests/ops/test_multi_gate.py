@@ -215,7 +215,7 @@ def test_narrow_streams_are_as_near_the_truth_as_plain_pytorch(
     for name, t, p, f in zip(names, exact, plain(arguments), found, strict=True):
         wide = name in ("gates", "dbeta", "dpool_query", "dgate_query", "dgate_bias")
         assert f.dtype == (torch.float32 if wide else dtype), name
-        assert (f - t).norm() <= 2 * (p - t).norm() + 1e-5 * t.norm(), name
+        assert (f - t).norm() <= 2 * (p - t).norm() + 1e-4 * t.norm(), name
 
 
 @both

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Collection
 from typing import Any, Literal
@@ -99,4 +100,5 @@ def compare(way: Way, invert: MultiGate, tolerance: float = 1e-9, **options: Any
         loss = way(stack)
         results.append([loss.detach(), *stack.gradients(loss)])
     torch.testing.assert_close(results[1], results[0], rtol=tolerance, atol=tolerance)
+    gc.collect()
     assert tape_bytes() == 0

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -52,6 +52,9 @@ class Arguments:
     device: str = "cpu"
     """Where to run: cpu, cuda, cuda:1, mps."""
 
+    backend: Literal["auto", "reference", "lean", "compiled", "triton"] = "auto"
+    """Of the operators along depth. On a CPU auto is lean; compiled is faster and takes some seconds to start."""
+
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Also write prompt, text, tokens and speed to this file."""
 
@@ -64,12 +67,18 @@ def run(arguments: Arguments) -> int:
     from leadline.errors import UsageError
     from leadline.files import write_json
     from leadline.models import stream_tokens
+    from leadline.ops import use_backend
+    from leadline.ops.choice import why_not
+    from leadline.training.resolve import usable_device
 
     count = parse_count(arguments.tokens, "--tokens")
     try:
         arguments.prompt.encode()
     except UnicodeEncodeError:
         raise UsageError("--prompt is not text: it holds bytes that are not UTF-8") from None
+    reason = why_not(arguments.backend, usable_device(arguments.device).type)
+    if reason is not None:
+        raise UsageError(f"--backend {arguments.backend} can't run here: {reason}; auto, lean and reference can")
     model, tokenizer = open_model(arguments.model, arguments.device)
     prompt = [int(token) for token in tokenizer.encode(arguments.prompt)] or [tokenizer.separator]
     begin = time.perf_counter()
@@ -85,8 +94,9 @@ def run(arguments: Arguments) -> int:
     )
     tokens: list[int] = []
     _say(arguments.prompt)
-    for piece in stream_text(tokenizer, prompt, _kept(steps, tokens)):
-        _say(piece)
+    with use_backend(arguments.backend):
+        for piece in stream_text(tokenizer, prompt, _kept(steps, tokens)):
+            _say(piece)
     _say("\n")
     if arguments.json is not None:
         seconds = time.perf_counter() - begin

@@ -21,7 +21,8 @@ from leadline.ops.precision import FEW_NUMBERS
 
 Body = Callable[..., Any]
 
-_bodies: dict[Hashable, Compiled] = {}
+_bodies: dict[Hashable, list[Compiled]] = {}
+"""By form; several of one form where a body made assumptions of its own, as the number of streams it goes through."""
 _seen: dict[Hashable, Compiled] = {}
 """The same by exact sizes: what a training run asks for again and again is found without looking at structure."""
 MOST_SEEN = 4096
@@ -29,7 +30,7 @@ MOST_SEEN = 4096
 
 def compiled_bodies() -> int:
     """How many bodies this process has compiled."""
-    return len(_bodies)
+    return sum(map(len, _bodies.values()))
 
 
 def run(function: Body, *arguments: Any) -> Any:
@@ -56,11 +57,13 @@ def run(function: Body, *arguments: Any) -> Any:
         if any(tensor.numel() == 0 for tensor in tensors):
             return function(*arguments)
         form = (function, _few(tensors), _form(arguments, {}))
-        if form not in _bodies:
-            _bodies[form] = Compiled(function, arguments)
+        found = next((one for one in _bodies.setdefault(form, []) if one.fits(tensors)), None)
+        if found is None:
+            found = Compiled(function, arguments)
+            _bodies[form].append(found)
         if len(_seen) >= MOST_SEEN:
             _seen.clear()
-        found = _seen[tuple(exact)] = _bodies[form]
+        _seen[tuple(exact)] = found
     return found(tensors)
 
 
@@ -148,8 +151,14 @@ class Compiled:
             options = {"size_asserts": False, "cpp.threads": 1 if _few(examples) else config.cpp.threads}
             with tracing(TracingContext(fakes[0].fake_mode)), config.patch(options):
                 compiled = compile_fx_inner(graph, fakes)
+            self.shapes = fakes[0].fake_mode.shape_env
+            self.guards = self.shapes.produce_guards_expression(fakes, ignore_static=False)
         # Without what surrounds it, whose checks the key has made: that is most of the time of a call on a few tokens.
         self.call = getattr(compiled, "current_callable", None) or compiled
+
+    def fits(self, tensors: list[Tensor]) -> bool:
+        """Whether what tracing and compiling took for granted holds for the sizes of these tensors."""
+        return self.guards is None or bool(self.shapes.evaluate_guards_expression(self.guards, tensors))
 
     def __call__(self, tensors: list[Tensor]) -> Any:
         """What the body gives for these tensors; empties the list."""

@@ -46,14 +46,14 @@ def number(value: float, dtype: torch.dtype) -> Tensor:
 def norm_rows(h_ND: Tensor, gain_D: Tensor, eps_1: Tensor) -> tuple[Tensor, Tensor]:
     """In a body: y (N, D) and ρ (N)."""
     root_N = (h_ND.square().sum(-1) / h_ND.shape[-1] + eps_1).rsqrt()
-    return h_ND * root_N.unsqueeze(-1) * gain_D, root_N
+    return h_ND * root_N.unsqueeze(-1) * gain_D.to(h_ND.dtype), root_N
 
 
 def norm_rows_back(
     dy_ND: Tensor, h_ND: Tensor, gain_D: Tensor, eps_1: Tensor, root_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """In a body: dh (N, D); what the gain's gradient sums over tokens (N, D); and dh · h = eps ρ³ (g dy · h), (N)."""
-    scaled_ND = dy_ND * gain_D
+    scaled_ND = dy_ND * gain_D.to(h_ND.dtype)
     square_N = root_N.square()
     along_N = (scaled_ND * h_ND).sum(-1)
     unit = root_N.unsqueeze(-1)

@@ -120,7 +120,8 @@ def _few(
 ) -> Tensor:
     x = stacked.to(wide(stacked.dtype)).reshape(stacked.shape[0], -1, stacked.shape[-1])
     root = (x.square().sum(-1) / x.shape[-1] + eps).rsqrt()
-    weight = torch.softmax((x * (query * key_gain)).sum(-1) * root, dim=0)
+    direction = query.to(x.dtype) * key_gain.to(x.dtype)
+    weight = torch.softmax((x * direction).sum(-1) * root, dim=0)
     mix = (weight.unsqueeze(-1) * x).sum(0)
     if gain is not None and norm_eps is not None:
         mix, _ = norm_rows(mix.to(stacked.dtype).to(x.dtype), gain, norm_eps)

@@ -67,7 +67,6 @@ def few(
 
 def backward(
     old: Tensor,
-    new: Tensor | None,
     output: Tensor | None,
     beta: Tensor | None,
     pool_query: Tensor | None,
@@ -83,12 +82,15 @@ def backward(
     norm: NextNorm | None = None,
     norm_root: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of streams, output, beta, pool query, gate query, gate bias and the norm's gain."""
+    """Gradients of streams, output, beta, pool query, gate query, gate bias and the norm's gain.
+
+    The streams after the flush are worked out again from those before it: a multiplication a number, no read.
+    """
     gain, norm_eps = _parts(norm, old.dtype)
     queries = (pool_query, gate_query)
     numbers = (gates, root, pool_score, gate_score)
     given = (dstreams, dread, dgates)
-    found = run(_backward, old, new, output, beta, *queries, *numbers, *given, independent, gain, norm_eps, norm_root)
+    found = run(_backward, old, output, beta, *queries, *numbers, *given, independent, gain, norm_eps, norm_root)
     *grads, part = found
     return *grads, None if part is None else over_tokens(part)
 
@@ -97,8 +99,17 @@ def _parts(norm: NextNorm | None, dtype: torch.dtype) -> tuple[Tensor | None, Te
     return (None, None) if norm is None else (norm.gain, number(norm.eps, wide(dtype)))
 
 
-def _rows(tensor: Tensor | None) -> list[Tensor] | None:
-    return None if tensor is None else list(tensor.reshape(tensor.shape[0], -1, tensor.shape[-1]).unbind(0))
+def _rows(tensor: Tensor) -> list[Tensor]:
+    return list(tensor.reshape(tensor.shape[0], -1, tensor.shape[-1]).unbind(0))
+
+
+def _flushed(streams: Sequence[Tensor], output: Tensor | None, beta: Tensor | None, dtype: torch.dtype) -> list[Tensor]:
+    """The streams after the pending write, rounded as they are kept, in `dtype`."""
+    rows = [stream.to(dtype) for stream in streams]
+    if output is None or beta is None:
+        return rows
+    rows = [row + beta[i].unsqueeze(-1) * (output.to(dtype) - row) for i, row in enumerate(rows)]
+    return [row.to(streams[0].dtype).to(dtype) for row in rows]
 
 
 def _row(tensor: Tensor | None) -> Tensor | None:
@@ -140,11 +151,7 @@ def _forward(
     shape, narrow, dim = streams.shape, streams.dtype, streams.shape[-1]
     dtype = torch.promote_types(narrow, torch.float32)
     output, beta = _row(output), _numbers(beta)
-    rows = [stream.to(dtype) for stream in streams.reshape(shape[0], -1, dim).unbind(0)]
-    if output is not None and beta is not None:
-        wide = output.to(dtype)
-        rows = [row + beta[i].unsqueeze(-1) * (wide - row) for i, row in enumerate(rows)]
-        rows = [row.to(narrow).to(dtype) for row in rows]
+    rows = _flushed(_rows(streams), output, beta, dtype)
     roots = [(row.square().sum(-1) / dim + eps).rsqrt() for row in rows]
     pools, zs, gates = None, None, None
     if pool_query is None:
@@ -192,11 +199,11 @@ def _few(
         new = (x + beta.unsqueeze(-1) * (output.to(x.dtype) - x)).to(narrow)
         x = new.to(x.dtype)
     root = (x.square().sum(-1) / dim + eps).rsqrt() * dim**-0.5
-    weight = torch.softmax((x * pool_query).sum(-1) * root, dim=0)
+    weight = torch.softmax((x * pool_query.to(x.dtype)).sum(-1) * root, dim=0)
     read = (weight.unsqueeze(-1) * x).sum(0)
     gates = None
     if gate_query is not None and gate_bias is not None:
-        z = (x * gate_query).sum(-1) * root
+        z, gate_bias = (x * gate_query.to(x.dtype)).sum(-1) * root, gate_bias.to(x.dtype)
         if independent:
             gates = torch.sigmoid(z + gate_bias)
         else:
@@ -210,7 +217,6 @@ def _few(
 
 def _backward(
     old: Tensor,
-    new: Tensor | None,
     output: Tensor | None,
     beta: Tensor | None,
     pool_query: Tensor | None,
@@ -228,27 +234,25 @@ def _backward(
     norm_root: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """What was read is summed up again from the streams, so that it need not be kept for the norm's gradient."""
-    rows = _rows(old if new is None else new)
-    assert rows is not None
-    dread, part = _row(dread), None
+    before, output, beta, dread, part = _rows(old), _row(output), _numbers(beta), _row(dread), None
+    rows = _flushed(before, output, beta, root.dtype)
     if gain is not None and norm_eps is not None and norm_root is not None and dread is not None:
-        wider = [row.to(root.dtype) for row in rows]
         weights = [] if pool_score is None else _softmax(pool_score.unbind(0))
-        read = _sum([row * w.unsqueeze(-1) for row, w in zip(wider, weights, strict=True)]) if weights else wider[0]
+        read = _sum([row * w.unsqueeze(-1) for row, w in zip(rows, weights, strict=True)]) if weights else rows[0]
         read = read.to(old.dtype).to(root.dtype)
         dread, part, _ = norm_rows_back(dread.to(root.dtype), read, gain, norm_eps, norm_root)
     dold, doutput, dbeta, *dparameters = backward_body(
-        rows if new is None else _rows(old) or [],
-        None if new is None else rows,
-        _row(output),
-        _numbers(beta),
+        before,
+        rows,
+        output,
+        beta,
         pool_query,
         gate_query,
         _numbers(gates),
         root,
         pool_score,
         gate_score,
-        _rows(dstreams),
+        None if dstreams is None else _rows(dstreams),
         dread,
         _numbers(dgates),
         independent,

@@ -294,10 +294,10 @@ def _gradients(
 
         found = step_gradients(old, output, beta, pool_query, gate_query, gates, *numbers, *given, independent)
         return [None if grad.numel() == 0 and old.numel() > 0 else grad for grad in found]
-    arguments = (*_flat(old, None if output is None else new, parts, given), independent)
+    flat = (*_flat(old, None if output is None else new, parts, given), independent)
     if implementation == "compiled":
-        return compiled.backward(*arguments)[:-1]
-    return lean.plain_backward(*arguments)
+        return compiled.backward(flat[0], *flat[2:])[:-1]
+    return lean.plain_backward(*flat)
 
 
 def _compiled_gradients(new: Tensor, parts: Sequence[Any], given: Given, independent: bool) -> Sequence[Any]:

@@ -188,7 +188,8 @@ class _Step(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.independent, ctx.compile_bodies, ctx.norm_eps = independent, compile_bodies, norm_eps
         numbers = (found.gates, found.root, found.pool_score, found.gate_score, found.norm_root)
-        ctx.save_for_backward(streams, found.streams, output, beta, *parameters, norm_gain, *numbers)
+        new = None if compile_bodies else found.streams
+        ctx.save_for_backward(streams, new, output, beta, *parameters, norm_gain, *numbers)
         return found.streams, found.read, found.gates
 
     @staticmethod
@@ -214,7 +215,7 @@ class _Step(torch.autograd.Function):
             norm = None if norm_gain is None else NextNorm(norm_gain, ctx.norm_eps)
             upstream = (dstreams, dread, dgates)
             found = compiled.backward(
-                old, new, output, beta, *queries, gates, root, *scores, *upstream, ctx.independent, norm, norm_root
+                old, output, beta, *queries, gates, root, *scores, *upstream, ctx.independent, norm, norm_root
             )
         else:
             count, dim = old.shape[0], old.shape[-1]

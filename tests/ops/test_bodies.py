@@ -1,0 +1,80 @@
+"""How compiled bodies are kept: by what their graph depends on, so that none ever reads memory that is not meant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from leadline.ops.bodies import compiled_bodies, run
+from leadline.ops.choice import why_not
+
+reason = why_not("compiled", "cpu")
+pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
+
+
+def total(parts: list[Tensor], scale: float) -> Tensor:
+    result = parts[0]
+    for part in parts[1:]:
+        result = result + part
+    return result * scale
+
+
+def check(parts: list[Tensor], scale: float = 2.0) -> int:
+    """Compares with the body itself; how many bodies had to be compiled."""
+    before = compiled_bodies()
+    torch.testing.assert_close(run(total, parts, scale), total(parts, scale))
+    return compiled_bodies() - before
+
+
+def test_strides_are_told_apart() -> None:
+    """Expanded, transposed and sliced tensors, one after the other."""
+    x = torch.randn(6, 7)
+    assert check([x, x + 1]) == 1
+    assert check([torch.randn(9, 11), torch.randn(9, 11)]) == 0
+    assert check([x, torch.randn(7).expand(6, 7)]) == 1
+    assert check([torch.randn(1, 6, 1).expand(3, 6, 7), torch.randn(3, 6, 7)]) == 1
+    check([torch.randn(7, 6).t(), x])
+    check([torch.randn(6, 14)[:, ::2], x])
+    check([torch.randn(12, 7)[1::2], x])
+
+
+def test_parts_of_different_sizes_are_not_taken_for_alike() -> None:
+    assert check([torch.randn(4, 3), torch.randn(4, 3)], 3.0) == 1
+    assert check([torch.randn(4, 3), torch.randn(3)], 3.0) == 1
+    assert check([torch.randn(4, 3), torch.randn(4, 1)], 3.0) == 1
+    assert check([torch.randn(4, 3), torch.randn(4, 3).double()], 3.0) == 1
+    assert check([torch.randn(5, 8), torch.randn(5, 8)], 3.0) == 0
+
+
+def unrolled(x: Tensor) -> Tensor:
+    result = x[:, 0]
+    for i in range(1, x.shape[1]):
+        result = result * x[:, i].exp()
+    return result if x.shape[0] < 7 else -result
+
+
+def test_what_a_body_takes_for_granted_is_checked() -> None:
+    """It goes through the second dimension one by one, and asks for the first."""
+    for shape, new in (((5, 2, 6), 1), ((5, 3, 6), 1), ((6, 2, 9), 0), ((6, 3, 4), 0), ((9, 3, 4), 1), ((8, 3, 4), 0)):
+        before = compiled_bodies()
+        x = torch.randn(shape)
+        torch.testing.assert_close(run(unrolled, x), unrolled(x))
+        assert compiled_bodies() - before == new, shape
+
+
+def test_numbers_are_part_of_a_body() -> None:
+    x = torch.randn(2, 5)
+    assert check([x, x], 5.0) == 1
+    assert check([x, x], 7.0) == 1
+
+
+def test_a_few_numbers_and_many_have_bodies_of_their_own() -> None:
+    """A body that was compiled for a few numbers runs on one thread."""
+    assert check([torch.randn(3, 17), torch.randn(3, 17)], 11.0) == 1
+    assert check([torch.randn(999, 17), torch.randn(999, 17)], 11.0) == 1
+    assert check([torch.randn(1999, 17), torch.randn(1999, 17)], 11.0) == 0
+
+
+def test_no_numbers_at_all() -> None:
+    assert check([torch.randn(0, 5), torch.randn(0, 5)]) == 0
