@@ -91,8 +91,15 @@ def backward(
     numbers = (gates, root, pool_score, gate_score)
     given = (dstreams, dread, dgates)
     found = run(_backward, old, output, beta, *queries, *numbers, *given, independent, gain, norm_eps, norm_root)
-    *grads, part = found
-    return *grads, None if part is None else over_tokens(part)
+    return summed(found)
+
+
+def summed(found: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The gradients that a body gives, with those of pool query, gate query and, if there, the norm's gain summed over
+    tokens."""
+    dold, doutput, dbeta, dpool, dgate, dbias, *dgain = found
+    dpool, dgate, *dgain = (None if part is None else over_tokens(part) for part in (dpool, dgate, *dgain))
+    return dold, doutput, dbeta, dpool, dgate, dbias, *dgain
 
 
 def _parts(norm: NextNorm | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
@@ -282,6 +289,8 @@ def backward_body(
     dgates: Tensor | None,
     independent: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of streams, output and beta; what those of pool query and gate query sum over tokens, (N, D) each, for
+    `summed`; and that of the gate bias."""
     dtype, dim, count = root.dtype, old[0].shape[-1], len(old)
     rows = [row.to(dtype) for row in (old if new is None else new)]
     totals = [torch.zeros_like(row) if dstreams is None else dstreams[i].to(dtype) for i, row in enumerate(rows)]
@@ -316,17 +325,16 @@ def backward_body(
             total - (back * root[i].square() / dim).unsqueeze(-1) * rows[i]
             for i, (total, back) in enumerate(zip(totals, backs, strict=True))
         ]
-    dqueries: list[Tensor | None] = [None, None]
+    pooled, gated = None, None
     if alongs:
-        product = _sum([torch.mm(torch.stack([a[i] for a in alongs]), rows[i]) for i in range(count)])
-        pooled = pool_query is not None and dread is not None
-        dqueries[0] = product[0] if pooled else None
-        dqueries[1] = product[-1] if dbias is not None else None
+        sums = [_sum([a.unsqueeze(-1) * row for a, row in zip(along, rows, strict=True)]) for along in alongs]
+        pooled = sums[0] if pool_query is not None and dread is not None else None
+        gated = sums[-1] if dbias is not None else None
     if output is None or beta is None:
-        return torch.stack([t.to(old[0].dtype) for t in totals]), None, None, dqueries[0], dqueries[1], dbias
+        return torch.stack([t.to(old[0].dtype) for t in totals]), None, None, pooled, gated, dbias
     wide = output.to(dtype)
     written = [total * beta[i].unsqueeze(-1) for i, total in enumerate(totals)]
     dbeta = [((wide - row.to(dtype)) * total).sum(-1) for row, total in zip(old, totals, strict=True)]
     dold = [(total - part).to(old[0].dtype) for total, part in zip(totals, written, strict=True)]
     doutput = _sum(written).to(output.dtype)
-    return torch.stack(dold), doutput, torch.stack(dbeta), dqueries[0], dqueries[1], dbias
+    return torch.stack(dold), doutput, torch.stack(dbeta), pooled, gated, dbias

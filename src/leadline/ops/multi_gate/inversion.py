@@ -305,7 +305,7 @@ def _compiled_gradients(new: Tensor, parts: Sequence[Any], given: Given, indepen
     _, *flat = _flat(new, new, parts, given)
     rows = new.reshape(new.shape[0], -1, new.shape[-1]).unbind(0)
     old, *found = run(_unflush_body, rows, *flat[1:], independent)
-    return old.view(new.shape), *found
+    return old.view(new.shape), *compiled.summed(found)
 
 
 def _unflush_body(new: Sequence[Tensor], output: Tensor, beta: Tensor, *parts: Any) -> tuple[Tensor | None, ...]:
