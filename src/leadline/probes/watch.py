@@ -1,7 +1,8 @@
 """Watching what goes through a model's sites, without changing the model.
 
 `watch` puts a function of ours in front of `read` and `write` of every site, and of `forward` of the readout, as
-attributes of these instances; they go away when the context ends, after an error too.
+attributes of these instances; they go away when the context ends, after an error too. A read that takes the norm over
+never has in hand what it read: that is read once more, without gradients, and the model's own numbers stay to the bit.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from leadline.connections.base import Readout, Site, State
 from leadline.errors import LeadlineError
+from leadline.ops.next_norm import NextNorm
 
 MISSING = object()
 _WATCHED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -35,7 +37,7 @@ class Watcher:
     """What `watch` tells. Override what is of use; sites are numbered from 0 in the order of the sublayers."""
 
     def on_read(self, index: int, site: Site, state: State, read: Tensor) -> None:
-        """Site `index` read `read`, of shape (..., dim), from `state`."""
+        """Site `index` read `read`, of shape (..., dim), from `state`; for its values, not for gradients."""
 
     def on_write(self, index: int, site: Site, output: Tensor) -> None:
         """A sublayer's `output`, of shape (..., dim), is about to be written at site `index`."""
@@ -83,9 +85,13 @@ def watch(model: nn.Module, watcher: Watcher) -> Iterator[None]:
         _WATCHED.update(sites)
         stack.callback(_WATCHED.difference_update, sites)
         for index, site in enumerate(sites):
+            if site.takes_norm:
+                _replace(stack, site, "read_normed", _watched_read_normed(index, site, watcher))
             _replace(stack, site, "read", _watched_read(index, site, watcher))
             _replace(stack, site, "write", _watched_write(index, site, watcher))
         if readout is not None:
+            if readout.takes_norm:
+                _replace(stack, readout, "read_normed", _watched_readout_normed(readout, watcher))
             _replace(stack, readout, "forward", _watched_readout(readout, watcher))
         yield
 
@@ -131,6 +137,18 @@ def _watched_read(index: int, site: Site, watcher: Watcher) -> Callable[[State],
     return read
 
 
+def _watched_read_normed(index: int, site: Site, watcher: Watcher) -> Callable[[State, NextNorm], tuple[Tensor, State]]:
+    inner, read = site.read_normed, site.read
+
+    def read_normed(state: State, norm: NextNorm) -> tuple[Tensor, State]:
+        with torch.no_grad():
+            h, _ = read(state)
+        watcher.on_read(index, site, state, h)
+        return inner(state, norm)
+
+    return read_normed
+
+
 def _watched_write(index: int, site: Site, watcher: Watcher) -> Callable[[State, Tensor], State]:
     inner = site.write
 
@@ -150,6 +168,18 @@ def _watched_readout(readout: Readout, watcher: Watcher) -> Callable[[State], Te
         return output
 
     return forward
+
+
+def _watched_readout_normed(readout: Readout, watcher: Watcher) -> Callable[[State, NextNorm], Tensor]:
+    inner, plain = readout.read_normed, readout.forward
+
+    def read_normed(state: State, norm: NextNorm) -> Tensor:
+        with torch.no_grad():
+            output = plain(state)
+        watcher.on_readout(readout, state, output)
+        return inner(state, norm)
+
+    return read_normed
 
 
 def _replace(stack: contextlib.ExitStack, module: nn.Module, name: str, function: Callable[..., Any]) -> None:
