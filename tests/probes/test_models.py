@@ -12,6 +12,8 @@ import torch
 
 from leadline.designs import PRESETS, resolve
 from leadline.models import Decoder
+from leadline.ops import use_backend
+from leadline.ops.choice import why_not
 from leadline.probes import measure, record
 
 DESIGNS = (
@@ -116,3 +118,23 @@ def test_recording_a_training_step_changes_nothing(rows: Any) -> None:
             gradients.append([p.grad for p in model.parameters() if p.grad is not None])
         for one, other in zip(*gradients, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.skipif(why_not("compiled", "cpu") is not None, reason="there is no C++ compiler")
+def test_a_read_that_takes_the_norm_over_is_seen_and_stays_as_it_is(rows: Any) -> None:
+    """Gradients to the bit, with a record and without; and the record is the one of the reference's plain reads."""
+    model = build("mgr-competitive").train()
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        model(rows[0].tokens).square().mean().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    with use_backend("compiled"):
+        plain = gradients()
+        with record(model) as depth:
+            recorded = gradients()
+    assert all(map(torch.equal, recorded, plain))
+    with use_backend("reference"), record(model) as truth:
+        gradients()
+    assert depth.read_rms == pytest.approx(truth.read_rms, rel=1e-4)
