@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from leadline.compare.report import colours, svg, words
-from leadline.compare.report.heat import Shades, cells
-from leadline.compare.report.lines import clipped
+from leadline.drawing import colours, svg, words
+from leadline.drawing.heat import Shades, cells
+from leadline.drawing.lines import clipped
 
 PAGE = {"light": "#fcfbf8", "dark": "#14161a"}
 TEXT = {"light": ("#1d1d1b", "#55534d", "#6d6a62", "#1d4f91"), "dark": ("#ecebe6", "#b9b7ae", "#9a988f", "#8fb8f5")}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from leadline.compare.report import svg
-from leadline.compare.report.lines import Axis, LinePicture, Panel, Point
-from leadline.compare.report.pictures import Numbers, Picture, line_of, sublayer
-from leadline.compare.report.values import DesignValues, ReportValues, Row, some
-from leadline.compare.report.words import fixed, listed, plain, significant
+from leadline.compare.report.pictures import line_of, sublayer
+from leadline.compare.report.values import DesignValues, ReportValues, some
+from leadline.drawing import svg
+from leadline.drawing.lines import Axis, LinePicture, Panel, Point
+from leadline.drawing.pictures import Numbers, Picture, Row
+from leadline.drawing.words import fixed, listed, plain, significant
 
 
 def along_depth(report: ReportValues) -> list[Picture]:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
-from leadline.compare.report import heat, svg
-from leadline.compare.report.heat import Shades
-from leadline.compare.report.lines import Axis, LinePicture, Panel, Series
-from leadline.compare.report.pictures import Picture, middle, names, sublayer
-from leadline.compare.report.svg import tag
+from leadline.compare.report.pictures import middle, names, sublayer
 from leadline.compare.report.values import DesignValues, ReportValues, some
-from leadline.compare.report.words import fixed, plain, significant
+from leadline.drawing import heat, svg
+from leadline.drawing.heat import Shades
+from leadline.drawing.lines import Axis, LinePicture, Panel, Series
+from leadline.drawing.pictures import Picture
+from leadline.drawing.svg import tag
+from leadline.drawing.words import fixed, plain, significant
 
 MOST_TIPS = 6000
 """A picture with more cells than this goes without their words, which would make the page too large."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from leadline.compare.report import svg
-from leadline.compare.report.lines import Axis, LinePicture, Panel, Series
-from leadline.compare.report.pictures import Numbers, Picture, line_of, names
+from leadline.compare.report.pictures import line_of, names
 from leadline.compare.report.values import DesignValues, ReportValues, Sweep
-from leadline.compare.report.words import count, fixed, listed, plain
+from leadline.drawing import svg
+from leadline.drawing.lines import Axis, LinePicture, Panel, Series
+from leadline.drawing.pictures import Numbers, Picture
+from leadline.drawing.words import count, fixed, listed, plain
 
 
 def learning(report: ReportValues) -> list[Picture]:

@@ -10,22 +10,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from leadline.compare.report import along, colours, inside, learning, verdict
-from leadline.compare.report.pictures import Picture
+from leadline.compare.report import along, inside, learning, verdict
 from leadline.compare.report.values import DesignValues, ReportValues, number, some, text
-from leadline.compare.report.words import count, duration, fixed, listed, memory, plain
+from leadline.drawing import colours
+from leadline.drawing.pictures import Section
+from leadline.drawing.words import count, duration, fixed, listed, memory, plain
 
 _ARXIV = re.compile(r"arXiv[: ]?(\d{4}\.\d{4,5})")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """A part of the page: a heading, an opening sentence, and its pictures."""
-
-    name: str
-    heading: str
-    opening: str
-    pictures: Sequence[Picture]
 
 
 def render(results: Mapping[str, Any]) -> str:
@@ -33,7 +24,9 @@ def render(results: Mapping[str, Any]) -> str:
     report = ReportValues.read(results)
     sections = _sections(report)
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("leadline.compare.report"),
+        loader=jinja2.ChoiceLoader(
+            [jinja2.PackageLoader(name) for name in ("leadline.compare.report", "leadline.drawing")]
+        ),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

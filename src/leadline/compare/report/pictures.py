@@ -1,43 +1,13 @@
-"""What a picture on the page is, and what all of them share."""
+"""What the pictures of a comparison share."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from markupsafe import Markup
-
-from leadline.compare.report.lines import Point, Series
 from leadline.compare.report.values import DesignValues
-from leadline.compare.report.words import listed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Numbers:
-    """The values of a picture as a table: a heading for the rows, the columns, and the rows by their first cell."""
-
-    head: str
-    columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[str]]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """A picture on the page.
-
-    Attributes:
-        name: its place in the address: `#name`.
-        reading: one sentence on how to read it.
-        note: what else a reader must know, if anything.
-    """
-
-    name: str
-    heading: str
-    reading: str
-    body: Markup
-    note: str = ""
-    numbers: Numbers | None = None
+from leadline.drawing.lines import Point, Series
+from leadline.drawing.words import listed
 
 
 def line_of(design: DesignValues, points: Sequence[Point]) -> Series:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Row = list[float | None]
+from leadline.drawing.pictures import Row
 
 
 def number(value: Any) -> float | None:

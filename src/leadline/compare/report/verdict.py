@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from leadline.compare.report import svg
-from leadline.compare.report.svg import Scale, tag
 from leadline.compare.report.values import DesignValues, Estimate, ReportValues, some
-from leadline.compare.report.words import count, fixed, interval, memory, significant, times
+from leadline.drawing import svg
+from leadline.drawing.svg import Scale, tag
+from leadline.drawing.words import count, fixed, interval, memory, significant, times
 
 
 @dataclass(frozen=True, kw_only=True)

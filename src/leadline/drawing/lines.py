@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
-from leadline.compare.report import svg
-from leadline.compare.report.svg import Scale, tag
-from leadline.compare.report.words import plain, shortened
+from leadline.drawing import svg
+from leadline.drawing.svg import Scale, tag
+from leadline.drawing.words import plain, shortened
 
 Point = tuple[float, float | None]
 

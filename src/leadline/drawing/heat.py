@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from leadline.compare.report import svg
-from leadline.compare.report.colours import LEVELS, LEVELS_BELOW
-from leadline.compare.report.svg import tag
-from leadline.compare.report.values import Row
-from leadline.compare.report.words import plain
+from leadline.drawing import svg
+from leadline.drawing.colours import LEVELS, LEVELS_BELOW
+from leadline.drawing.pictures import Row
+from leadline.drawing.svg import tag
+from leadline.drawing.words import plain
 
 Tip = Callable[[int, int, float], str]
 

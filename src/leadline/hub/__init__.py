@@ -1,0 +1,1 @@
+"""Models from folders: Leadline's own and Hugging Face's, with their tokenizers and text."""

@@ -1,0 +1,1 @@
+"""Which blocks to remove, and removing them."""

@@ -1,0 +1,1 @@
+"""Whole experiments on depth: many runs, their measurements, and a verdict per claim."""
