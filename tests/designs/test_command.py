@@ -51,3 +51,28 @@ def test_presets_and_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_names_are_errors(arguments: Arguments, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         run(arguments)
+
+
+def test_shows_a_taper_and_the_notes_on_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = Arguments(design="cascade-a1", blocks=15, dim=96, heads=6, json=tmp_path / "one.json")
+    assert run(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "heads=1:1/2" in printed
+    assert "Note: heads by layer: 6 in 1–8, 3 in 9–15." in printed
+    assert "15 blocks of width 96" in printed
+    shown = json.loads((tmp_path / "one.json").read_text())
+    assert [layer["heads"] for layer in shown["taper"]["layers"]] == [6] * 8 + [3] * 7
+
+
+def test_equal_flops(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = Arguments(design="cascade-a2", equal="prenorm", tokens="512k", json=tmp_path / "equal.json")
+    assert run(arguments) == 0
+    found = json.loads((tmp_path / "equal.json").read_text())
+    assert found["by"] == "tokens"
+    assert abs(found["residual"]) < 0.01
+    assert found["reference"]["tokens"] == 512_000 < found["variant"]["tokens"]
+    assert f"{found['variant']['tokens']:,}" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="needs the design to solve for"):
+        run(Arguments(equal="prenorm"))
+    with pytest.raises(UsageError, match="--by and --tokens belong to --equal"):
+        run(Arguments(design="cascade-a2", tokens="512k"))

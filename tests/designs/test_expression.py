@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -18,6 +19,8 @@ from leadline.errors import UsageError
 from leadline.norms import BHyT, Derf, DyT, LayerNorm, NoNorm, RMSNorm
 
 TINY = PRESETS["tiny"]
+THIRDS_AND_HALVES = dataclasses.replace(TINY, dim=144, heads=6, kv_heads=6)
+"""A shape that every taper fits."""
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -26,7 +29,7 @@ def test_every_name_resolves_and_its_canonical_form_means_the_same(name: str) ->
     assert resolve(design.expression) == design
     assert design.summary
     assert design.source
-    config = design.decoder(TINY, 257)
+    config = design.decoder(THIRDS_AND_HALVES, 257)
     assert len(config.layers) == TINY.blocks
 
 
@@ -133,6 +136,8 @@ def test_errors_name_what_is_wrong_and_what_works(expression: str, message: str)
 def test_slugs_are_safe_and_differ() -> None:
     expressions = [
         *PARTS,
+        "taper(heads=1:2)",
+        "taper(heads=1/2)",
         "mgr(streams=8, gate=independent) + bhyt(lambda_mlp=10, eps=1e-5)",
         "hc(streams=2) + lns",
         "hc(streams=3) + lns",

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from leadline.connections import MultiGate
 from leadline.designs import PRESETS, resolve
-from leadline.models import Decoder, DecoderConfig
+from leadline.models import Decoder, DecoderConfig, RepeatConfig, cut
 from leadline.norms import NormConfig
 
 MakeConfig = Callable[..., DecoderConfig]
@@ -43,6 +44,19 @@ def test_every_connection(
 
 def test_every_norm(make_config: MakeConfig, norm: NormConfig, tokens: Tensor, lively: Callable[..., Decoder]) -> None:
     check(lively(make_config(blocks=2, norm=norm, tied=False)), tokens)
+
+
+def test_what_was_cut_and_what_repeats(make_config: MakeConfig, tokens: Tensor, lively: Callable[..., Decoder]) -> None:
+    options: dict[str, Any] = {"connection": MultiGate(streams=2, gate_init="prenorm"), "tied": False}
+    check(cut(lively(make_config(blocks=3, **options)), {1, 2, 3}), tokens)
+    check(lively(make_config(blocks=2, repeat=RepeatConfig(last=1, times=2), **options)), tokens)
+
+
+def test_exits(make_config: MakeConfig, tokens: Tensor, lively: Callable[..., Decoder]) -> None:
+    model = lively(make_config(blocks=2, connection=MultiGate(streams=2, gate_init="prenorm"), tied=False))
+    compiled = torch.compile(model.exits, fullgraph=True, backend="aot_eager")
+    for found, expected in zip(compiled(tokens, [0, 1], skip=[2]), model.exits(tokens, [0, 1], skip=[2]), strict=True):
+        assert torch.allclose(found, expected, atol=1e-9)
 
 
 def test_blocks_compile_on_their_own(make_config: MakeConfig, tokens: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The Python in docs/model.md runs, from top to bottom."""
+"""The Python in docs/model.md and docs/early-exit.md runs, from top to bottom."""
 
 from __future__ import annotations
 
@@ -8,14 +8,23 @@ from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "model.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def run_page(name: str, blocks: int) -> None:
     names: dict[str, Any] = {}
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 5
-    for block in blocks:
-        exec(compile(block, str(PAGE), "exec"), names)
+    found = re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(found) == blocks
+    for block in found:
+        exec(compile(block, name, "exec"), names)
+
+
+def test_the_models_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page("model.md", 8)
     assert (tmp_path / "my-model" / "model.safetensors").is_file()
+
+
+def test_the_page_on_early_exit(capsys: pytest.CaptureFixture[str]) -> None:
+    run_page("early-exit.md", 1)
+    assert "fills these blocks' cache entries" in capsys.readouterr().out

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leadline.ops.bodies import compiled_bodies, run
+from leadline.ops.bodies import Compiled, compiled_bodies, once, run
 from leadline.ops.choice import why_not
 
 reason = why_not("compiled", "cpu")
@@ -78,3 +78,19 @@ def test_a_few_numbers_and_many_have_bodies_of_their_own() -> None:
 
 def test_no_numbers_at_all() -> None:
     assert check([torch.randn(0, 5), torch.randn(0, 5)]) == 0
+
+
+def shared_out(x: Tensor) -> tuple[Tensor, None, Tensor]:
+    share = (x.square().sum(-1) + 1).rsqrt() / 3
+    once(share)
+    return x * share.unsqueeze(-1), None, share + 1
+
+
+def test_what_is_worked_out_once_has_a_buffer_and_is_no_result() -> None:
+    x = torch.randn(5, 48)
+    found, want = run(shared_out, x), shared_out(x)
+    assert len(found) == 3
+    assert found[1] is None
+    torch.testing.assert_close(found[0], want[0])
+    torch.testing.assert_close(found[2], want[2])
+    assert len(Compiled(shared_out, (x,)).call([x])) == 3  # x's share, and the two results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from leadline.connections.base import Readout, Site
+from leadline.designs import PRESETS, resolve
+from leadline.models import Decoder
 
 
 class Streams(NamedTuple):
@@ -84,3 +87,22 @@ def toy() -> Callable[..., Toy]:
 def batches() -> Callable[..., list[Batch]]:
     """`batches([0, 1], [2])` is two batches of one sequence each, whose targets are the tokens themselves."""
     return lambda *rows: [Batch(torch.tensor([row]), torch.tensor([row])) for row in rows]
+
+
+@pytest.fixture
+def some_batches() -> list[Batch]:
+    """Two batches of two and one sequences of 8 tokens below 11, with targets of their own."""
+    generator = torch.Generator().manual_seed(0)
+    return [Batch(*torch.randint(0, 11, (2, count, 8), generator=generator)) for count in (2, 1)]
+
+
+@pytest.fixture
+def decoder() -> Callable[..., Decoder]:
+    """`decoder("mgr", blocks=3)` is a decoder of width 16 for 11 tokens and a context of 8."""
+
+    def build(expression: str, blocks: int = 3) -> Decoder:
+        tiny = PRESETS["tiny"].shape
+        shape = dataclasses.replace(tiny, blocks=blocks, dim=16, heads=2, kv_heads=2, head_dim=8, hidden=24, context=8)
+        return Decoder(resolve(expression).decoder(shape, vocab_size=11), seed=0)
+
+    return build

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from toy_stack import ToyStack
 
 from leadline.errors import LeadlineError
 from leadline.probes import diversity, record
@@ -127,3 +128,41 @@ def test_diversity_of_known_streams() -> None:
     assert diversity(torch.stack([e[0], torch.zeros(3)])) == pytest.approx(1)
     assert diversity(e[:1]) == 0
     assert diversity(torch.randn(4, 2, 5, 8)).shape == (2, 5)
+
+
+def test_a_stack_without_sites_is_recorded_by_its_blocks() -> None:
+    """Two blocks of two sublayers, each of which doubles the stream."""
+    stack = ToyStack(2.0 * torch.eye(4), [torch.eye(4)] * 4, sublayers_per_block=2)
+    with record(stack) as depth:
+        stack.logits(torch.tensor([[0, 1], [2, 3]]))
+        stack.logits(torch.tensor([[1]]))
+    assert depth.read_rms == [pytest.approx(1), None, pytest.approx(4), None, pytest.approx(16)]
+    assert depth.output_rms == pytest.approx([1, 2, 4, 8])
+    assert depth.block_output_rms == pytest.approx([4, 16])
+    assert depth.connection == {}
+    with record(stack), pytest.raises(LeadlineError, match="watched already"), record(stack):
+        pass
+
+
+def test_a_language_model_from_elsewhere_is_recorded() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=11, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        plain = model(tokens).logits
+        with record(model) as depth:
+            assert torch.equal(model(tokens).logits, plain)
+        states = model(tokens, output_hidden_states=True).hidden_states
+        middle = model.model.layers[1](
+            states[1], position_embeddings=model.model.rotary_emb(states[1], torch.arange(3)[None])
+        )
+    size = [float(state.square().mean(-1).sqrt().mean()) for state in (states[0], states[1], middle)]
+    assert depth.read_rms[0] == pytest.approx(size[0], rel=1e-5)
+    # The library's last hidden state is behind the final norm; the record's is not.
+    assert depth.block_output_rms == pytest.approx(size[1:], rel=1e-4)
+    assert all(rms > 0 for rms in depth.output_rms)
+    assert len(depth.output_rms) == 4

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from leadline.data import prepare
-from leadline.designs import PARTS
+from leadline.designs import PARTS, resolve
 from leadline.training import RunConfig, train
 
 FILE = Path(__file__).with_name("reference_losses.json")
@@ -24,6 +24,8 @@ DESIGNS = [
     "attnres(window=3) + peri-ln + qk-norm",
 ]
 SHAPE = {"blocks": 5, "dim": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "hidden": 48}
+TAPERED = {**SHAPE, "heads": 6, "kv_heads": 3}
+"""For designs with a taper, whose steps are thirds and halves of the heads."""
 STEPS, BATCH, CONTEXT = 8, 4, 32
 WORDS = ("mark", "deep", "twain", "fathom", "line", "lead", "and a half", "quarter less")
 
@@ -51,7 +53,7 @@ def losses(design: str, data: Path, out: Path) -> list[float]:
     config = RunConfig(
         design=design,
         data=str(data),
-        shape=SHAPE,
+        shape=SHAPE if resolve(design).taper.uniform else TAPERED,
         tokens=STEPS * BATCH * CONTEXT,
         batch_size=BATCH,
         context=CONTEXT,

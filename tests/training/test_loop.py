@@ -198,7 +198,7 @@ class Poison(nn.Module):
 def test_not_finite_stops_before_the_update(config: Any, tmp_path: Path, lines: Lines, gradient: bool) -> None:
     train(config(), tmp_path / "whole")
     poisoned = trainer(config(), tmp_path / "run")
-    poisoned.forward = Poison(poisoned.model, 3, gradient=gradient)
+    poisoned.passes.forward = Poison(poisoned.model, 3, gradient=gradient)
     what = "gradient" if gradient else "loss"
     with pytest.raises(LeadlineError, match=rf"the {what} of step 3 is not finite \(batch: epoch 0, sequence 4 and"):
         poisoned.train()

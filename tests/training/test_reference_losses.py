@@ -47,7 +47,8 @@ def test_every_design_has_its_losses() -> None:
 def test_designs_differ() -> None:
     """Two designs with the same losses would mean that one of them does nothing."""
     # A stack of five blocks is too short for blocks of more than one sublayer.
-    same = {"rmsnorm": "prenorm", "mgr": "mgr-competitive", "attnres-block": "attnres"}
+    same = {"rmsnorm": "prenorm", "mgr": "mgr-competitive", "attnres-block": "attnres", "taper": "prenorm"}
+    same |= {"reverse": "cascade-reverse", "middle": "cascade-middle"}
     for name, other in same.items():
         assert REFERENCE[name] == REFERENCE[other]
     rows = [tuple(row) for name, row in REFERENCE.items() if name not in same]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from leadline.errors import UsageError
 from leadline.models import Decoder
-from leadline.training import RunConfig, load_model, train
+from leadline.training import RunConfig, load_gradient, load_model, train
 from leadline.training.checkpoint import checkpoints, find_checkpoint
 from leadline.training.evaluation import Evaluation
 
@@ -63,6 +65,68 @@ def test_accumulated_and_narrow_runs_too(config: Any, tmp_path: Path, lines: Lin
     stopped(chosen, tmp_path / "parts", 1, 5)
     train(chosen, tmp_path / "parts")
     assert_same_run(tmp_path / "whole", tmp_path / "parts", lines)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"optimizer": "sgd", "equalise": True},
+        {"optimizer": "sgd", "momentum": 0.0, "repeat": "1x3"},
+        {"design": "mgr", "repeat": "2x2", "equalise": True, "gradient_every": 2},
+        # Some block is dropped in each of the first steps, so the optimiser has nothing to keep of it yet.
+        {"layer_dropout": 0.95, "seed": 1, "gradient_from": 2, "gradient_until": 5},
+        {"layer_dropout": 0.95, "seed": 1, "optimizer": "sgd", "exit_loss": 0.5, "accumulation": 2},
+        {"design": "attnres", "exit_loss": 0.5, "exit_curriculum": "gradual", "gradient_every": 3, "recompute": True},
+    ],
+    ids=lambda fields: "-".join(fields),
+)
+def test_runs_with_interventions(config: Any, tmp_path: Path, lines: Lines, fields: dict[str, Any]) -> None:
+    chosen = config(record_every=2, evaluate_every=3, **fields)
+    train(chosen, tmp_path / "whole")
+    stopped(chosen, tmp_path / "parts", 1, 3, 4)
+    train(chosen, tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", lines)
+
+
+def test_a_run_of_an_earlier_version_goes_on(config: Any, tmp_path: Path, lines: Lines) -> None:
+    """Its files know nothing of the options that came later."""
+    train(config(), tmp_path / "whole")
+    stopped(config(), tmp_path / "old", 3)
+    path = tmp_path / "old" / "run.json"
+    content = json.loads(path.read_text())
+    for name in LATER:
+        del content["config"][name]
+    del content["layerskip"], content["model"]["repeat"], content["model"]["cut"]
+    path.write_text(json.dumps(content))
+    path = checkpoints(tmp_path / "old")[-1] / "state.json"
+    content = json.loads(path.read_text())
+    content["gradient"] = {name: content["gradient"][name] for name in ("steps", "sublayers", "blocks")}
+    path.write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="holds a run with --equalise False, not True"):
+        train(config(equalise=True), tmp_path / "old")
+    train(config(), tmp_path / "old")
+    assert_same_run(tmp_path / "whole", tmp_path / "old", lines)
+
+
+LATER = (
+    "optimizer",
+    "momentum",
+    "equalise",
+    "repeat",
+    "layer_dropout",
+    "exit_loss",
+    "exit_curriculum",
+    "exit_every",
+    "exit_weights",
+    "gradient_from",
+    "gradient_until",
+    "gradient_every",
+)
+
+
+def test_an_interrupted_run_has_its_share(config: Any, tmp_path: Path) -> None:
+    stopped(config(), tmp_path, 3)
+    assert load_gradient(tmp_path)["steps"] == 3
 
 
 def test_bhyts_constants_do_not_depend_on_when_it_was_saved(config: Any, tmp_path: Path, lines: Lines) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from leadline.data.tokenizers import Tokenizer
-    from leadline.models import Decoder
+    from leadline.models import Decoder, EarlyExit, ExitStatistics
 
 _CONTEXT = 8
 """Tokens decoded again with each new one: spaces and characters may depend on the tokens before."""
@@ -24,6 +24,9 @@ _CONTEXT = 8
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     """Write text with a model: the prompt and what follows it, on standard output, as it comes.
+
+    With --exit-block it leaves the stack early: always, where it is sure (--exit-confidence), or to guess ahead and let
+    the whole model check (--draft), which changes no token. What came of it is told at the end, on standard error.
 
     Example: leadline generate runs/demo/runs/prenorm-seed0 --prompt "My fellow citizens" --temperature 0.8
     """
@@ -49,6 +52,15 @@ class Arguments:
     seed: int = 0
     """The same seed gives the same text on the same kind of device."""
 
+    exit_block: int | None = None
+    """Leave the stack early: how many blocks, from the first, run before the exit. Of 24, 8 means blocks 0 to 7."""
+
+    exit_confidence: float | None = None
+    """Leave only where the exit's most likely token has at least this probability, such as 0.9; go on elsewhere."""
+
+    draft: int | None = None
+    """Guess so many tokens at the exit; the whole model checks them in one pass, and the text is its own."""
+
     device: str = "cpu"
     """Where to run: cpu, cuda, cuda:1, mps."""
 
@@ -66,7 +78,7 @@ def run(arguments: Arguments) -> int:
     from leadline.cli.counts import parse_count
     from leadline.errors import UsageError
     from leadline.files import write_json
-    from leadline.models import stream_tokens
+    from leadline.models import ExitStatistics, stream_early, stream_tokens
     from leadline.ops import use_backend
     from leadline.ops.choice import why_not
     from leadline.training.resolve import usable_device
@@ -81,26 +93,32 @@ def run(arguments: Arguments) -> int:
         raise UsageError(f"--backend {arguments.backend} can't run here: {reason}; auto, lean and reference can")
     model, tokenizer = open_model(arguments.model, arguments.device)
     prompt = [int(token) for token in tokenizer.encode(arguments.prompt)] or [tokenizer.separator]
+    exit = _early_exit(arguments, model)
+    statistics = ExitStatistics()
     begin = time.perf_counter()
-    steps = stream_tokens(
-        model,
-        torch.tensor([prompt]),
-        count,
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        seed=arguments.seed,
-        stop_token=tokenizer.separator,
-    )
+    options: dict[str, Any] = {
+        "temperature": arguments.temperature,
+        "top_k": arguments.top_k,
+        "top_p": arguments.top_p,
+        "seed": arguments.seed,
+        "stop_token": tokenizer.separator,
+    }
+    start = torch.tensor([prompt])
+    if exit is None:
+        steps = stream_tokens(model, start, count, **options)
+    else:
+        steps = stream_early(model, start, count, exit=exit, statistics=statistics, **options)
     tokens: list[int] = []
     _say(arguments.prompt)
     with use_backend(arguments.backend):
         for piece in stream_text(tokenizer, prompt, _kept(steps, tokens)):
             _say(piece)
     _say("\n")
+    seconds = time.perf_counter() - begin
+    if exit is not None:
+        print(told(exit, statistics, len(model.blocks)), file=sys.stderr)
     if arguments.json is not None:
-        seconds = time.perf_counter() - begin
-        result = {
+        result: dict[str, Any] = {
             "model": str(arguments.model),
             "prompt": arguments.prompt,
             "text": tokenizer.decode(tokens),
@@ -109,8 +127,58 @@ def run(arguments: Arguments) -> int:
             "seconds": seconds,
             "tokens_per_second": len(tokens) / seconds,
         }
+        if exit is not None:
+            result["early_exit"] = {
+                **dataclasses.asdict(exit),
+                **dataclasses.asdict(statistics),
+                "left_share": statistics.left_share,
+                "accepted_share": statistics.accepted_share,
+                "cache": exit.filling,
+            }
         write_json(arguments.json, result)
     return 0
+
+
+def _early_exit(arguments: Arguments, model: Decoder) -> EarlyExit | None:
+    """What --exit-block, --exit-confidence and --draft ask for.
+
+    Raises:
+        UsageError: an option that needs another, or has no such value for this model.
+    """
+    from leadline.errors import UsageError
+    from leadline.models import EarlyExit
+
+    given = {
+        "--exit-block": arguments.exit_block,
+        "--exit-confidence": arguments.exit_confidence,
+        "--draft": arguments.draft,
+    }
+    given = {option: value for option, value in given.items() if value is not None}
+    if arguments.exit_block is None:
+        if given:
+            raise UsageError(f"{next(iter(given))} needs --exit-block, the number of blocks before the exit")
+        return None
+    try:
+        exit = EarlyExit(blocks=arguments.exit_block, confidence=arguments.exit_confidence, draft=arguments.draft)
+        exit.check(model)
+    except UsageError as error:
+        raise UsageError(f"{' '.join(f'{option} {value}' for option, value in given.items())}: {error}") from None
+    return exit
+
+
+def told(exit: EarlyExit, statistics: ExitStatistics, blocks: int) -> str:
+    """What came of leaving early, and how the cache entries of skipped blocks are filled, in a few sentences."""
+    where = f"exit after block {exit.blocks - 1} of blocks 0 to {blocks - 1}"
+    passes = f"{statistics.later_passes} passes through the blocks behind it"
+    if exit.draft is not None:
+        came = f"{statistics.tokens} tokens with {passes}"
+        if statistics.accepted_share is not None:
+            share = f"{statistics.accepted_share:.0%}"
+            came += f"; {statistics.accepted} of {statistics.drafted} guesses accepted ({share})"
+    else:
+        came = f"{statistics.left} of {statistics.tokens} tokens left early"
+        came += "" if statistics.left_share is None else f" ({statistics.left_share:.0%}), {passes}"
+    return f"{where}: {came}. {exit.filling}"
 
 
 def open_model(path: Path, device: str) -> tuple[Decoder, Tokenizer]:

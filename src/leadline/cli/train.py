@@ -25,6 +25,11 @@ class Arguments:
     """Train one model. Stopped with Ctrl-C, the same command goes on where it was.
 
     Example: leadline train "mgr(streams=8)" --data sotu --preset tiny --tokens 1.2M --out runs/mgr8
+
+    Where the gradient goes in depth, and what changes it (docs/gradient-fan-in.md):
+    leadline train prenorm --optimizer sgd --equalise --out runs/equal
+    leadline train prenorm --repeat 4x2 --gradient-every 50 --out runs/repeat
+    leadline train prenorm --layer-dropout 0.2 --exit-loss 0.5 --out runs/layerskip
     """
 
     design: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DESIGN")]
@@ -117,6 +122,42 @@ class Arguments:
     resume: Literal["newest", "previous", "never"] = "newest"
     """Where a run that is in --out goes on: at its newest checkpoint, at the one before it (where the newest is
     damaged), or not at all."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """sgd is with momentum; its learning rate is another one than AdamW's."""
+
+    momentum: float = 0.9
+    """Of sgd."""
+
+    equalise: bool = False
+    """Rescale the gradients of all blocks to the same norm in each step. AdamW nearly undoes it; sgd does not."""
+
+    repeat: Annotated[str | None, tyro.conf.arg(metavar="KxR")] = None
+    """4x2 runs the last 4 blocks twice, with the same parameters."""
+
+    layer_dropout: float = 0.0
+    """LayerSkip: how often the last block is dropped, for a whole batch; earlier ones less, the first never."""
+
+    exit_loss: float = 0.0
+    """LayerSkip: what the losses at early exits weigh together, beside the final loss's 1; 0 has no exits."""
+
+    exit_curriculum: Literal["rotational", "gradual", "all"] = "rotational"
+    """Which exits a step has: one in --exit-every in turn; from the last to the first over half the run; or all."""
+
+    exit_every: int | None = None
+    """Of the rotational curriculum; a quarter of the blocks unless given."""
+
+    exit_weights: Literal["even", "depth"] = "even"
+    """How a step's exits share --exit-loss: evenly, or the more the deeper they are."""
+
+    gradient_from: int = 1
+    """The first step that the gradient share counts."""
+
+    gradient_until: int | None = None
+    """The last step that it counts; all unless given."""
+
+    gradient_every: int = 0
+    """Steps between records of the gradients' effective rank and diversity, which cost time; 0 keeps none."""
 
     device: str = "cpu"
     """Where to run: cpu, cuda."""

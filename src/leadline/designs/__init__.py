@@ -1,4 +1,4 @@
-"""Designs: connection, norm, placement and initialisation by name; presets; counting; learning rates."""
+"""Designs: connection, norm, placement, initialisation and taper by name; presets; counting; learning rates."""
 
 from leadline.designs.counting import (
     FlopCount,
@@ -9,14 +9,17 @@ from leadline.designs.counting import (
     tokens_for,
 )
 from leadline.designs.design import Design, Placement, resolve
+from leadline.designs.equal import Balance, Side, solve
 from leadline.designs.parts import PARTS, Part
-from leadline.designs.presets import PRESETS, Preset, ShapeConfig, preset_named
+from leadline.designs.presets import PRESETS, Preset, ShapeConfig, preset_named, reshaped
 from leadline.designs.settings import TABLE, Settings, Swept, settings
+from leadline.designs.taper import Taper
 
 __all__ = [
     "PARTS",
     "PRESETS",
     "TABLE",
+    "Balance",
     "Design",
     "FlopCount",
     "ParameterCount",
@@ -25,12 +28,16 @@ __all__ = [
     "Preset",
     "Settings",
     "ShapeConfig",
+    "Side",
     "Swept",
+    "Taper",
     "count_flops",
     "count_parameters",
     "equal_flops",
     "preset_named",
+    "reshaped",
     "resolve",
     "settings",
+    "solve",
     "tokens_for",
 ]

@@ -112,23 +112,31 @@ def _group(model: nn.Module, name: str) -> str:
 
 
 def count_flops(config: DecoderConfig, context: int | None = None) -> FlopCount:
-    """FLOPs per token of sequences of `context` tokens; the configuration's own length unless given."""
+    """FLOPs per token of sequences of `context` tokens; the configuration's own length unless given.
+
+    A block that repeats costs what it costs each time; what was cut out costs nothing.
+    """
     context = config.context if context is None else context
     if context < 1:
         raise UsageError(f"context={context} must be at least 1")
+    layers = [config.layers[layer] for layer in config.block_layers]
     return FlopCount(
-        projections=sum(_projections(layer, config.dim) for layer in config.layers),
-        scores=sum(4 * context * layer.attention.heads * layer.attention.head_dim for layer in config.layers),
+        projections=sum(_projections(layer, config.dim) for layer in layers),
+        scores=sum(
+            4 * context * layer.attention.heads * layer.attention.head_dim for layer in layers if layer.attention
+        ),
         head=2 * config.dim * config.vocab_size,
-        depth=depth_flops(config.connection, config.dim, 2 * len(config.layers)),
+        depth=depth_flops(config.connection, config.dim, config.places),
     )
 
 
 def _projections(layer: LayerConfig, dim: int) -> int:
-    attention = layer.attention
-    queries = attention.heads * attention.head_dim
-    keys = attention.kv_heads * attention.head_dim
-    return 2 * dim * (2 * queries + 2 * keys + 3 * layer.mlp.hidden)
+    columns = 0
+    if layer.attention is not None:
+        columns += 2 * layer.attention.head_dim * (layer.attention.heads + layer.attention.kv_heads)
+    if layer.mlp is not None:
+        columns += 3 * layer.mlp.hidden
+    return 2 * dim * columns
 
 
 def tokens_for(flops: float, config: DecoderConfig, batch_tokens: int, context: int | None = None) -> int:

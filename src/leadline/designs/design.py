@@ -1,4 +1,4 @@
-"""A design: connection, norm, placement and initialisation, by name; it becomes a decoder for a shape."""
+"""A design: connection, norm, placement, initialisation and taper, by name; it becomes a decoder for a shape."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from leadline.connections import Additive, AttentionResiduals, Connection, Multi
 from leadline.designs import recipes
 from leadline.designs.expression import Term, parse, slug
 from leadline.designs.presets import ShapeConfig
+from leadline.designs.taper import UNTAPERED, Taper, Widths
 from leadline.errors import UsageError
 from leadline.models.config import AttentionConfig, DecoderConfig, InitConfig, LayerConfig, MLPConfig
 from leadline.norms import BHyT, Derf, DyT, NoNorm, NormConfig, RMSNorm
@@ -29,6 +30,7 @@ class Design:
         init: how matrices start.
         qk_norm: whether queries and keys are normalised.
         embedding_norm: whether the embedding is normalised.
+        taper: how widths change over depth.
         parts: the names of the parts, as in the expression.
         summary: one line.
         source: papers.
@@ -42,6 +44,7 @@ class Design:
     init: InitConfig
     qk_norm: bool = False
     embedding_norm: bool = False
+    taper: Taper = UNTAPERED
     parts: tuple[str, ...]
     summary: str
     source: str
@@ -75,7 +78,10 @@ class Design:
         return DecoderConfig(
             vocab_size=vocab_size,
             dim=shape.dim,
-            layers=tuple(self._layer(shape, norm, number) for number in range(1, shape.blocks + 1)),
+            layers=tuple(
+                self._layer(shape, norm, number, widths)
+                for number, widths in enumerate(self.taper.widths(shape), start=1)
+            ),
             connection=connection,
             final_norm=self._final_norm(norm),
             embedding_norm=norm if self.embedding_norm else None,
@@ -107,7 +113,7 @@ class Design:
             notes.append(
                 f"streams={connection.streams} is more than the {sublayers} sublayers: the gates are never used"
             )
-        return notes
+        return [*notes, *self.taper.notes(shape)]
 
     def _may_approximate(self, blocks: int) -> bool:
         connection = self.connection_for(blocks)
@@ -121,9 +127,9 @@ class Design:
             return RMSNorm(eps=norm.eps) if isinstance(norm, BHyT) else RMSNorm()
         return norm
 
-    def _layer(self, shape: ShapeConfig, norm: NormConfig, number: int) -> LayerConfig:
+    def _layer(self, shape: ShapeConfig, norm: NormConfig, number: int, widths: Widths) -> LayerConfig:
         attention = AttentionConfig(
-            heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim, qk_norm=self.qk_norm
+            heads=widths.heads, kv_heads=widths.kv_heads, head_dim=shape.head_dim, qk_norm=self.qk_norm
         )
         inside, behind = norm, None
         if self.placement in ("peri", "sandwich"):
@@ -132,7 +138,7 @@ class Design:
             inside = NoNorm()
         return LayerConfig(
             attention=attention,
-            mlp=MLPConfig(hidden=shape.hidden),
+            mlp=MLPConfig(hidden=widths.hidden),
             attention_norm=inside,
             mlp_norm=inside,
             attention_output_norm=behind,
@@ -166,13 +172,14 @@ def resolve(expression: str) -> Design:
         embedding_norm=isinstance(placed.options, recipes.PeriLN) and placed.options.embedding_norm
         if placed
         else False,
+        taper=slots["taper"].options if "taper" in slots else UNTAPERED,
         parts=tuple(term.part.name for term in shown),
         summary=" ".join(term.part.summary for term in shown),
         source="; ".join(dict.fromkeys(term.part.source for term in shown)),
     )
 
 
-_ORDER = ("connection", "norm", "placement", "attention", "init")
+_ORDER = ("connection", "norm", "placement", "attention", "init", "taper")
 
 
 def _fill_slots(terms: list[Term]) -> dict[str, Term]:
@@ -192,7 +199,8 @@ def _fill_slots(terms: list[Term]) -> dict[str, Term]:
 def _clash(one: Term, two: Term, slot: str) -> str:
     first, second = one.written, two.written
     if one.part.slots == two.part.slots and len(one.part.slots) == 1:
-        kind = {"connection": "connections", "norm": "norms", "placement": "placements"}.get(slot, slot)
+        plurals = {"connection": "connections", "norm": "norms", "placement": "placements", "taper": "tapers"}
+        kind = plurals.get(slot, slot)
         return f"{first} and {second} are both {kind}, and a design has one; keep {first} or {second}"
     wider = first if len(one.part.slots) > len(two.part.slots) else second
     decided = (one if wider == first else two).part.slots
@@ -203,7 +211,7 @@ def _clash(one: Term, two: Term, slot: str) -> str:
 def _shown(terms: list[Term]) -> list[Term]:
     """In canonical order, without what says nothing."""
     ordered = sorted(terms, key=lambda term: _ORDER.index(term.part.slots[0]))
-    needed = [term for term in ordered if term.text not in ("prenorm", "rmsnorm")]
+    needed = [term for term in ordered if term.text not in ("prenorm", "rmsnorm", "taper")]
     return needed or [parse("prenorm")[0]]
 
 

@@ -129,6 +129,7 @@ def _read_union(choices: tuple[Any, ...], text: str, where: str) -> Any:
 def slug(text: str) -> str:
     """A canonical expression as a name for files and folders: letters, digits, dots, dashes and underscores."""
     safe = text.replace(" + ", "__").replace(", ", "_").replace("(", "-").replace("=", "-").replace(")", "")
+    safe = safe.replace("/", "of").replace(":", "_").replace("~", "to")
     safe = re.sub(r"[^A-Za-z0-9._-]", "-", safe)
     if len(safe) <= _LONGEST_SLUG:
         return safe

@@ -1,4 +1,4 @@
-"""The named parts that designs are made of: connections, norms, placements, and a few switches."""
+"""The named parts that designs are made of: connections, norms, placements, a few switches, and tapers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 from leadline.connections import AttentionResiduals, HyperConnections, ManifoldHyperConnections, MultiGate
 from leadline.designs import recipes
+from leadline.designs.taper import Taper
 from leadline.errors import UsageError, did_you_mean
 from leadline.norms import BHyT, Derf, DyT, LayerNorm, RMSNorm
 
-Slot = Literal["connection", "norm", "placement", "attention", "init"]
+Slot = Literal["connection", "norm", "placement", "attention", "init", "taper"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Part:
 _CONNECTION: tuple[Slot, ...] = ("connection",)
 _NORM: tuple[Slot, ...] = ("norm",)
 _PLACEMENT: tuple[Slot, ...] = ("placement",)
+_TAPER: tuple[Slot, ...] = ("taper",)
+_CASCADE = "CascadeFormer, arXiv 2606.26538; the schedule is ours"
 
 _ALL = (
     Part("prenorm", recipes.Plain, _CONNECTION, "Residual stream, RMSNorm before every sublayer: the baseline.",
@@ -97,6 +100,26 @@ _ALL = (
          "RMSNorm on each head's queries and keys.", "arXiv 2302.05442"),
     Part("plain-init", recipes.PlainInit, ("init",),
          "Output projections start undivided.", "ours, for comparison"),
+    Part("taper", Taper, _TAPER, "A schedule of one's own: taper(heads=1:2/3:1/3, mlp=1~1/2).",
+         "after CascadeFormer, arXiv 2606.26538"),
+    Part("cascade-a1", Taper, _TAPER, "Half of the heads in the second half of the layers.", _CASCADE,
+         {"heads": "1:1/2"}),
+    Part("cascade-a2", Taper, _TAPER, "All heads, two thirds and one third of them in three equal steps.", _CASCADE,
+         {"heads": "1:2/3:1/3"}),
+    Part("cascade-f1", Taper, _TAPER, "The MLP narrows linearly to half of its width.", _CASCADE,
+         {"mlp": "1~1/2"}),
+    Part("cascade-f2", Taper, _TAPER, "The MLP narrows linearly to a quarter of its width.", _CASCADE,
+         {"mlp": "1~1/4"}),
+    Part("cascade-af", Taper, _TAPER, "The heads of cascade-a2 and the MLP of cascade-f1.", _CASCADE,
+         {"heads": "1:2/3:1/3", "mlp": "1~1/2"}),
+    Part("cascade-reverse", Taper, _TAPER, "cascade-a2 upside down: few heads first.", "ours, for comparison",
+         {"heads": "1/3:2/3:1"}),
+    Part("cascade-middle", Taper, _TAPER, "The heads of cascade-a2, fewest in the middle.", "ours, for comparison",
+         {"heads": "1:2/3:1/3:1/3:2/3:1"}),
+    Part("reverse", Taper, _TAPER, "Short for cascade-reverse.", "ours, for comparison",
+         {"heads": "1/3:2/3:1"}),
+    Part("middle", Taper, _TAPER, "Short for cascade-middle.", "ours, for comparison",
+         {"heads": "1:2/3:1/3:1/3:2/3:1"}),
 )  # fmt: skip
 
 PARTS: dict[str, Part] = {part.name: part for part in _ALL}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from leadline.errors import UsageError, did_you_mean
 
@@ -122,3 +123,41 @@ def preset_named(name: str) -> Preset:
         if preset.name.lower() == name.lower():
             return preset
     raise UsageError(f"preset {name!r} is not known; {', '.join(PRESETS)} work.{did_you_mean(name, PRESETS)}")
+
+
+def reshaped(
+    shape: ShapeConfig,
+    *,
+    blocks: int | None = None,
+    dim: int | None = None,
+    heads: int | None = None,
+    context: int | None = None,
+) -> ShapeConfig:
+    """The shape with another depth, width, number of heads or length; what is None stays.
+
+    Another width scales the MLP's with it, to a multiple of 8. Heads share the width evenly; queries a key head keep
+    their number where it divides the heads, else every head has its own keys.
+
+    Raises:
+        UsageError: the heads don't fit the width; names what does.
+    """
+    new_dim, new_heads = dim or shape.dim, heads or shape.heads
+    changes: dict[str, Any] = {}
+    if blocks is not None:
+        changes["blocks"] = blocks
+    if context is not None:
+        changes["context"] = context
+    if (new_dim, new_heads) != (shape.dim, shape.heads):
+        if new_dim < 2 or new_heads < 1 or new_dim % (2 * new_heads):
+            works = [str(n) for n in range(1, max(1, new_dim // 2) + 1) if new_dim % (2 * n) == 0]
+            known = f"; {', '.join(works)} heads work" if works else "; the width must be even"
+            raise UsageError(f"heads={new_heads} do not share dim={new_dim} in heads of an even width{known}")
+        group = shape.heads // shape.kv_heads
+        changes |= {
+            "dim": new_dim,
+            "heads": new_heads,
+            "kv_heads": new_heads // group if new_heads % group == 0 else new_heads,
+            "head_dim": new_dim // new_heads,
+            "hidden": max(8, round(shape.hidden * new_dim / shape.dim / 8) * 8),
+        }
+    return dataclasses.replace(shape, **changes)

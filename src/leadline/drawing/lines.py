@@ -12,6 +12,8 @@ from leadline.drawing.svg import Scale, tag
 from leadline.drawing.words import plain, shortened
 
 Point = tuple[float, float | None]
+Band = Sequence[tuple[float, float, float]]
+"""(x, low, high)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class Series:
     name: str
     key: str
     points: Sequence[Point]
-    band: Sequence[tuple[float, float, float]] = ()
+    band: Band = ()
     ring: tuple[float, float] | None = None
 
     @property
@@ -231,7 +233,9 @@ def _end_labels(series: Sequence[Series], x: Scale, y: Scale, frame: Frame) -> M
         tied = f"M{at:.1f} {height:.1f}L{frame.right + 3:.1f} {height:.1f}L{frame.right + reach:.1f} {place:.1f}"
         name = shortened(s.name, 24) if frame.wide else s.key
         named = tag("text", tag("title", s.name), name, x=frame.right + reach + 4, y=place + 4, class_="end-label")
-        drawn.append(svg.group([tag("path", d=tied, class_="tie"), named], class_=f"ends d{s.index}"))
+        # A line that ends early is not drawn on to the edge as if it went on.
+        tie = "tie far" if frame.right - at > 24 else "tie"
+        drawn.append(svg.group([tag("path", d=tied, class_=tie), named], class_=f"ends d{s.index}"))
     return svg.group(drawn)
 
 

@@ -1,4 +1,4 @@
-"""What a picture on a report's page is."""
+"""What a picture on a report's page is, and what its colours stand for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,28 @@ from markupsafe import Markup
 
 Row = list[float | None]
 """Numbers in a row, with gaps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What a colour stands for: a model, a run, a criterion.
+
+    Attributes:
+        index: its number, from 0; pictures use it as `Series.index` and as the class `d{index}`.
+        key: the short name that small pictures write; the number counted from 1 unless given.
+        baseline: drawn in the text's colour, dashed.
+        drawn: whether the legend has a box for it; one without pictures needs none.
+    """
+
+    index: int
+    name: str
+    key: str = ""
+    baseline: bool = False
+    drawn: bool = True
+
+    @property
+    def short(self) -> str:
+        return self.key or str(self.index + 1)
 
 
 @dataclass(frozen=True, kw_only=True)

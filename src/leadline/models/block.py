@@ -30,45 +30,71 @@ class Tokens(NamedTuple):
 class Block(nn.Module):
     """`attn_site` → norm → attention → output norm → `mlp_site` → norm → MLP → output norm.
 
+    A block from which a sublayer was cut out has None in its place, and no site and no norms for it.
+
     Args:
         dim: model width.
         config: this block's configuration.
         connection: what the sites belong to.
         attn_site: attention's place in depth.
         mlp_site: the MLP's.
+        first: the block that this one repeats, if any. All parameters but the sites' are that block's and are
+            registered there alone: they count once, are saved once, and follow wherever that block is moved.
 
     Attributes:
         reuses_moment: whether the MLP's norm takes its second moment from attention's (BHyT's approximation), which
             holds for a plain Additive connection with nothing between attention and the next read.
     """
 
+    attention: Attention | None
+    mlp: SwiGLU | None
+    attention_norm: Norm | None
+    mlp_norm: Norm | None
+    attention_output_norm: Norm | None
+    mlp_output_norm: Norm | None
+
     def __init__(
         self,
         dim: int,
         config: LayerConfig,
         connection: Connection,
-        attn_site: Site,
-        mlp_site: Site,
+        attn_site: Site | None,
+        mlp_site: Site | None,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        first: Block | None = None,
     ) -> None:
         super().__init__()
         self.attn_site = attn_site
         self.mlp_site = mlp_site
-        self.attention = Attention(dim, config.attention, device, dtype)
-        self.mlp = SwiGLU(dim, config.mlp, device, dtype)
-
-        def norm(config: NormConfig, role: Role, scale: float = 1.0) -> Norm:
-            return config.build(dim, scale=scale, role=role, device=device, dtype=dtype)
-
-        def output_norm(config: NormConfig | None) -> Norm | None:
-            return None if config is None else norm(config, "output")
-
-        self.attention_norm = norm(config.attention_norm, "attention", attn_site.scale)
-        self.mlp_norm = norm(config.mlp_norm, "mlp", mlp_site.scale)
-        self.attention_output_norm = output_norm(config.attention_output_norm)
-        self.mlp_output_norm = output_norm(config.mlp_output_norm)
         self.norm_scale = config.norm_scale
+
+        def norm(config: NormConfig | None, role: Role, site: Site | None, scale: float = 1.0) -> Norm | None:
+            if config is None or site is None:
+                return None
+            place = "meta" if first is not None else device
+            return config.build(dim, scale=scale, role=role, device=place, dtype=dtype)
+
+        def scale(site: Site | None) -> float:
+            return 1.0 if site is None else site.scale
+
+        parts: dict[str, nn.Module | None] = {
+            "attention_norm": norm(config.attention_norm, "attention", attn_site, scale(attn_site)),
+            "mlp_norm": norm(config.mlp_norm, "mlp", mlp_site, scale(mlp_site)),
+            "attention_output_norm": norm(config.attention_output_norm, "output", attn_site),
+            "mlp_output_norm": norm(config.mlp_output_norm, "output", mlp_site),
+        }
+        if first is None:
+            attention, mlp = config.attention, config.mlp
+            self.attention = None if attention is None else Attention(dim, attention, device, dtype)
+            self.mlp = None if mlp is None else SwiGLU(dim, mlp, device, dtype)
+            for name, module in parts.items():
+                setattr(self, name, module)
+        else:
+            for name, module in parts.items():
+                share_parameters(module, getattr(first, name))
+            for name, module in {**parts, "attention": first.attention, "mlp": first.mlp}.items():
+                object.__setattr__(self, name, module)  # kept without being registered
         self.reuses_moment = (
             isinstance(self.attention_norm, BoundedTanhNorm)
             and isinstance(self.mlp_norm, BoundedTanhReuse)
@@ -86,30 +112,46 @@ class Block(nn.Module):
         skip_mlp: bool = False,
     ) -> State:
         """The state after both sublayers; a skipped one leaves depth as it is."""
-        moment, first, second = None, self.attention_norm, self.mlp_norm
-        if skip_attention:
-            state = self.attn_site.skip(state)
-        else:
-            if self.reuses_moment and not skip_mlp and isinstance(first, BoundedTanhNorm):
-                h, state = self.attn_site.read(state)
-                h, moment = first.with_moment(h)
+        moment = None
+        if self.attention is not None and self.attn_site is not None and self.attention_norm is not None:
+            if skip_attention:
+                state = self.attn_site.skip(state)
             else:
-                h, state = self._read(self.attn_site, first, state)
-            h = self.attention(h, *tokens.rotary[self.attention.head_dim], cache)
-            if self.attention_output_norm is not None:
-                h = self.attention_output_norm(h)
-            state = self.attn_site.write(state, h)
-        if skip_mlp:
-            return self.mlp_site.skip(state)
-        if moment is not None and isinstance(first, BoundedTanhNorm) and isinstance(second, BoundedTanhReuse):
-            h, state = self.mlp_site.read(state)
-            h = second.reuse(h, moment, first.lam, tokens.positions)
-        else:
-            h, state = self._read(self.mlp_site, second, state)
-        h = self.mlp(h)
-        if self.mlp_output_norm is not None:
-            h = self.mlp_output_norm(h)
-        return self.mlp_site.write(state, h)
+                reuses = self.reuses_moment and not skip_mlp
+                h, state, moment = self._attention_reads(self.attn_site, self.attention_norm, state, reuses)
+                h = self.attention(h, *tokens.rotary[self.attention.head_dim], cache)
+                if self.attention_output_norm is not None:
+                    h = self.attention_output_norm(h)
+                state = self.attn_site.write(state, h)
+        if self.mlp is not None and self.mlp_site is not None and self.mlp_norm is not None:
+            if skip_mlp:
+                return self.mlp_site.skip(state)
+            h, state = self._mlp_reads(self.mlp_site, self.mlp_norm, state, moment, tokens)
+            h = self.mlp(h)
+            if self.mlp_output_norm is not None:
+                h = self.mlp_output_norm(h)
+            state = self.mlp_site.write(state, h)
+        return state
+
+    def _attention_reads(
+        self, site: Site, norm: Norm, state: State, reuses: bool
+    ) -> tuple[Tensor, State, Tensor | None]:
+        """What attention computes on, the state, and its second moment where the MLP's norm takes it."""
+        if reuses and isinstance(norm, BoundedTanhNorm):
+            h, state = site.read(state)
+            h, moment = norm.with_moment(h)
+            return h, state, moment
+        return *self._read(site, norm, state), None
+
+    def _mlp_reads(
+        self, site: Site, norm: Norm, state: State, moment: Tensor | None, tokens: Tokens
+    ) -> tuple[Tensor, State]:
+        """What the MLP computes on, and the state."""
+        first = self.attention_norm
+        if moment is not None and isinstance(first, BoundedTanhNorm) and isinstance(norm, BoundedTanhReuse):
+            h, state = site.read(state)
+            return norm.reuse(h, moment, first.lam, tokens.positions), state
+        return self._read(site, norm, state)
 
     def _read(self, site: Site, norm: Norm, state: State) -> tuple[Tensor, State]:
         """What the sublayer computes on: the norm of what the site sees."""
@@ -124,7 +166,9 @@ class Block(nn.Module):
     def refresh_statistics(self, context: int) -> None:
         """Works out BHyT's constant anew from the weights as they are, for sequences of `context` tokens."""
         attention, first, second = self.attention, self.attention_norm, self.mlp_norm
-        if self.reuses_moment and isinstance(first, BoundedTanhNorm) and isinstance(second, BoundedTanhReuse):
+        if attention is None or not self.reuses_moment:
+            return
+        if isinstance(first, BoundedTanhNorm) and isinstance(second, BoundedTanhReuse):
             second.refresh(
                 attention.value_weight,
                 attention.output.weight,
@@ -133,6 +177,18 @@ class Block(nn.Module):
                 context,
                 first.gain,
             )
+
+
+def share_parameters(module: nn.Module | None, first: nn.Module | None) -> None:
+    """Gives `module` the parameters and buffers of `first`, its like: now, and whatever becomes of them later.
+
+    The two have the same dictionaries of them, so that one moved, converted, loaded or sharded takes the other along.
+    What isn't a parameter stays its own, such as the eps of a norm whose site has another scale.
+    """
+    if module is None or first is None:
+        return
+    for own, other in zip(module.modules(), first.modules(), strict=True):
+        own._parameters, own._buffers = other._parameters, other._buffers
 
 
 def is_plain(connection: Connection) -> bool:

@@ -78,3 +78,13 @@ class KVCache:
                 "skip a sublayer for all tokens of a KVCache or for none"
             )
         return entry
+
+    def rewind(self, length: int) -> None:
+        """Forgets the tokens after the first `length`: the next ones take their places.
+
+        Raises:
+            UsageError: the cache hasn't seen so many.
+        """
+        if not 0 <= length <= self.length:
+            raise UsageError(f"length={length} is out of range; this cache has seen {self.length} tokens")
+        self.length = length

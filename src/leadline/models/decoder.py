@@ -6,7 +6,7 @@ Shapes: B batch, T time, D width, V vocabulary, L blocks.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from leadline.connections.base import Site
+from leadline.connections.base import Site, State
 from leadline.errors import UsageError
 from leadline.models import saving
 from leadline.models.block import Block, Tokens
@@ -57,8 +57,7 @@ class Decoder(nn.Module):
         self._warned = False
         dtype = dtype or torch.get_default_dtype()
         wide = torch.promote_types(dtype, torch.float32)
-        depth = config.connection.build(config.dim, config.sublayers, device=device, dtype=wide)
-        sites = cast(list[Site], list(depth.sites))
+        depth = config.connection.build(config.dim, config.built_for, device=device, dtype=wide)
         self.embed = Embedding(config.vocab_size, config.dim, device=device, dtype=dtype)
         self.embed_scale: nn.Parameter | None = None
         if config.embedding_scale:
@@ -66,10 +65,8 @@ class Decoder(nn.Module):
         self.embed_norm: nn.Module | None = None
         if config.embedding_norm is not None:
             self.embed_norm = config.embedding_norm.build(config.dim, role="embedding", device=device, dtype=dtype)
-        self.blocks = nn.ModuleList(
-            Block(config.dim, layer, config.connection, sites[2 * i], sites[2 * i + 1], device, dtype)
-            for i, layer in enumerate(config.layers)
-        )
+        self._numbers = config.numbers
+        self.blocks = nn.ModuleList(self._make_blocks(cast(list[Site], list(depth.sites)), device, dtype))
         self.readout = depth.readout
         self.final_norm = config.final_norm.build(
             config.dim, scale=depth.readout.scale, role="final", device=device, dtype=dtype
@@ -78,13 +75,26 @@ class Decoder(nn.Module):
         if not self.embed.weight.is_meta:
             self.reset_parameters(seed)
 
+    def _make_blocks(self, sites: list[Site], device: Device, dtype: torch.dtype) -> list[Block]:
+        """The stack, in which a block that repeats an earlier one has its parameters and sites of its own."""
+        config = self.config
+        kept = [sites[place] for place in config.places]
+        blocks: list[Block] = []
+        for index, (layer, numbers) in enumerate(zip(config.block_layers, self._numbers, strict=True)):
+            attn_site, mlp_site = (None if number is None else kept[number] for number in numbers)
+            first = None if layer == index else blocks[layer]
+            options = config.layers[layer]
+            blocks.append(Block(config.dim, options, config.connection, attn_site, mlp_site, device, dtype, first))
+        return blocks
+
     def forward(self, tokens: Tensor, *, cache: KVCache | None = None, skip: Collection[int] = ()) -> Tensor:
         """Logits (B, T, V) for tokens (B, T) int64.
 
         Args:
             tokens: numbers below `vocab_size`. More tokens than `context` work, with a warning, once.
             cache: what was seen before; these tokens follow it and join it.
-            skip: numbers of the sublayers to leave out, from 0 to 2L - 1: attention of block i is 2i, its MLP 2i + 1.
+            skip: numbers of the sublayers to leave out, in the order of `sites`: attention of block i is 2i, its MLP
+                2i + 1, where each block has both.
 
         Raises:
             UsageError: a number in `skip` that isn't there.
@@ -102,43 +112,98 @@ class Decoder(nn.Module):
 
     def hidden(self, tokens: Tensor, *, cache: KVCache | None = None, skip: Collection[int] = ()) -> Tensor:
         """What the head reads: the readout after the final norm, (B, T, D). Arguments as for `forward`."""
-        skip = self._checked(skip)
         before = 0 if cache is None else cache.length
         self._warn_if_long(before + tokens.shape[1])
+        state = self.begin(tokens)
+        state = self.run(state, self.at(before, tokens.shape[1]), range(len(self.blocks)), cache=cache, skip=skip)
+        if cache is not None:
+            cache.length += tokens.shape[1]
+        return self.end(state)
+
+    def exits(self, tokens: Tensor, blocks: Sequence[int], *, skip: Collection[int] = ()) -> list[Tensor]:
+        """What the head would read if the model ended after each of `blocks`, numbered from 0: a list of (B, T, D).
+
+        One forward pass up to the last of them; gradients flow through all. The last block's exit is `hidden`. With
+        `memory="invert"` each exit stores the streams that it reads.
+
+        Raises:
+            UsageError: a block or a sublayer in `skip` that isn't there.
+        """
+        total = len(self.blocks)
+        for block in blocks:
+            if not 0 <= block < total:
+                raise UsageError(f"block {block} is no exit; this model has blocks 0 to {total - 1}")
+        self._warn_if_long(tokens.shape[1])
+        state, at_hand = self.begin(tokens), self.at(0, tokens.shape[1])
+        found: dict[int, Tensor] = {}
+        start = 0
+        for block in sorted(set(blocks)):
+            state = self.run(state, at_hand, range(start, block + 1), skip=skip)
+            found[block] = self.end(state)
+            start = block + 1
+        return [found[block] for block in blocks]
+
+    def begin(self, tokens: Tensor) -> State:
+        """The state before the first block, of tokens (B, T) int64."""
         x = self.embed(tokens)
         if self.embed_scale is not None:
             x = x * self.embed_scale
         if self.embed_norm is not None:
             x = self.embed_norm(x)
-        at_hand = self._describe(before, tokens)
-        state = self.config.connection.open(x)
+        return self.config.connection.open(x)
+
+    def run(
+        self,
+        state: State,
+        at_hand: Tokens,
+        blocks: range,
+        *,
+        cache: KVCache | None = None,
+        skip: Collection[int] = (),
+    ) -> State:
+        """The state after some of the blocks. `begin`, `run` and `end` are `hidden` in parts.
+
+        Args:
+            state: before the first of the blocks.
+            at_hand: the tokens' places, from `at`.
+            blocks: numbers from 0, without gaps.
+            cache: gets the keys and values of these blocks; its `length` is left to the caller.
+            skip: as for `forward`.
+        """
+        self.check_skip(skip)
+        connection = self.config.connection
         sites = self.sites() if self.prefetch and not self.recompute else []
         recompute = self.recompute and cache is None and torch.is_grad_enabled()
-        for index, block in enumerate(self.blocks):
-            skip_attention, skip_mlp = 2 * index in skip, 2 * index + 1 in skip
-            if upcoming := self.config.connection.look_ahead(state, sites[2 * index :]):
-                state = self.config.connection.prefetch(state, upcoming)
+        for index in blocks:
+            block, (attention, mlp) = self.blocks[index], self._numbers[index]
+            skip_attention, skip_mlp = attention in skip, mlp in skip
+            if sites and (upcoming := connection.look_ahead(state, sites[mlp if attention is None else attention :])):
+                state = connection.prefetch(state, upcoming)
             if recompute:
                 state = checkpoint(block, state, at_hand, None, skip_attention, skip_mlp, use_reentrant=False)
             else:
-                entry = None if cache is None or skip_attention else cache.entry(index)
+                entry = None if cache is None or attention is None or skip_attention else cache.entry(index)
                 state = block(state, at_hand, entry, skip_attention, skip_mlp)
-        if cache is not None:
-            cache.length += tokens.shape[1]
+        return state
+
+    def end(self, state: State) -> Tensor:
+        """What the head reads of a state after any block: the readout after the final norm, (B, T, D)."""
         folded = self.final_norm.folded() if self.readout.takes_norm else None
         return self.final_norm(self.readout(state)) if folded is None else self.readout.read_normed(state, folded)
 
-    def _describe(self, before: int, tokens: Tensor) -> Tokens:
-        positions = torch.arange(before, before + tokens.shape[1], device=tokens.device)
-        widths = {layer.attention.head_dim for layer in self.config.layers}
-        dtype, theta = self.embed.weight.dtype, self.config.rope_theta
+    def at(self, before: int, time: int) -> Tokens:
+        """What blocks need to know of `time` tokens that follow `before` others."""
+        device, dtype = self.embed.weight.device, self.embed.weight.dtype
+        positions = torch.arange(before, before + time, device=device)
+        widths = {layer.attention.head_dim for layer in self.config.layers if layer.attention is not None}
+        theta = self.config.rope_theta
         return Tokens(positions, {width: rotary_tables(positions, width, theta, dtype) for width in sorted(widths)})
 
-    def _checked(self, skip: Collection[int]) -> Collection[int]:
+    def check_skip(self, skip: Collection[int]) -> None:
+        """Raises UsageError where `skip` has a number that is no sublayer."""
         for number in skip:
             if not 0 <= number < self.config.sublayers:
                 raise UsageError(f"skip={number} is no sublayer; this model has 0 to {self.config.sublayers - 1}")
-        return skip
 
     def _warn_if_long(self, length: int) -> None:
         if length > self.config.context and not self._warned and not torch.compiler.is_compiling():
@@ -150,13 +215,14 @@ class Decoder(nn.Module):
             )
 
     def sites(self) -> list[Site]:
-        """The sites in the order of the sublayers: 2L of them."""
-        blocks = cast(list[Block], list(self.blocks))
-        return [site for block in blocks for site in (block.attn_site, block.mlp_site)]
+        """The sites in the order of the sublayers: two for each block, fewer where a sublayer was cut out."""
+        pairs = [(block.attn_site, block.mlp_site) for block in cast(list[Block], list(self.blocks))]
+        return [site for pair in pairs for site in pair if site is not None]
 
     def reset_parameters(self, seed: int = 0) -> None:
         """Sets every parameter and buffer to its start, after `to_empty` too."""
-        initialise(self, self.config.init, self.config.dim, len(self.config.layers), seed)
+        config = self.config
+        initialise(self, config.init, config.dim, config.built_for // 2, seed, config.original_blocks)
         if self.embed_scale is not None:
             nn.init.constant_(self.embed_scale, self.config.dim**0.5)
         self.refresh_statistics()
@@ -169,8 +235,12 @@ class Decoder(nn.Module):
         """
         if self.folded:
             return
-        for block in cast(list[Block], list(self.blocks)):
+        for block in self._own_blocks():
             block.refresh_statistics(self.config.context)
+
+    def _own_blocks(self) -> list[Block]:
+        """The blocks that have parameters of their own: not those that repeat others."""
+        return cast(list[Block], list(self.blocks))[: len(self.config.layers)]
 
     @torch.no_grad()
     def fold_gains(self) -> None:
@@ -180,9 +250,11 @@ class Decoder(nn.Module):
         head. A norm with a bias keeps its gain. A folded model can't be saved: BHyT's constants are made from the
         matrices before folding.
         """
-        for block in cast(list[Block], list(self.blocks)):
-            _fold(block.attention_norm, block.attention.qkv)
-            _fold(block.mlp_norm, block.mlp.gate_up)
+        for block in self._own_blocks():
+            if block.attention is not None and block.attention_norm is not None:
+                _fold(block.attention_norm, block.attention.qkv)
+            if block.mlp is not None and block.mlp_norm is not None:
+                _fold(block.mlp_norm, block.mlp.gate_up)
         if self.head is not None:
             _fold(self.final_norm, self.head)
         self.folded = True

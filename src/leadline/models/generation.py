@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor
@@ -83,6 +83,7 @@ def stream_tokens(
     seed: int = 0,
     cache: bool = True,
     stop_token: int | None = None,
+    skip: Collection[int] = (),
 ) -> Iterator[Tensor]:
     """Yields the next token of every sequence, (B,) int64, up to `max_new_tokens` times.
 
@@ -94,53 +95,82 @@ def stream_tokens(
         seed: the same seed gives the same tokens on the same kind of device.
         cache: keep keys and values; without, every token costs a pass over all tokens.
         stop_token: ends a sequence, which repeats it until all sequences have ended.
+        skip: sublayers to leave out, as in `Decoder.forward`. They hold no cache entries.
 
     Raises:
         UsageError: a value that can't work, before anything is computed.
         LeadlineError: logits that aren't finite.
     """
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-    tokens = _checked_prompt(model, prompt_tokens)
-    if max_new_tokens < 0:
-        raise UsageError(f"max_new_tokens={max_new_tokens} must be 0 or more")
-    if stop_token is not None and not 0 <= stop_token < model.config.vocab_size:
-        raise UsageError(f"stop_token={stop_token} is no token; this model has 0 to {model.config.vocab_size - 1}")
-    if tokens.shape[1] + max_new_tokens > LONGEST:
-        raise UsageError(f"max_new_tokens={max_new_tokens} is too many; prompt and text can be {LONGEST} at most")
-    if not -(2**63) <= seed < 2**64:
-        raise UsageError(f"seed={seed} is out of range; it can be a number of 64 bits, such as 0")
+    tokens = checked_prompt(model, prompt_tokens, max_new_tokens)
+    chooser = Chooser(
+        model, tokens, Sampling(temperature=temperature, top_k=top_k, top_p=top_p), seed=seed, stop_token=stop_token
+    )
+    skip = frozenset(skip)
+    model.check_skip(skip)
     kept = KVCache(tokens.shape[1] + max_new_tokens) if cache else None
-    generator = torch.Generator(device=tokens.device).manual_seed(seed)
-    return _steps(model, tokens, max_new_tokens, sampling, generator, kept, stop_token)
+    return _steps(model, tokens, max_new_tokens, chooser, kept, skip)
+
+
+class Chooser:
+    """Chooses the next token of every sequence, one step after the other.
+
+    Args:
+        model: for its vocabulary.
+        tokens: the prompt (B, T), for its batch and device.
+        sampling: how tokens are chosen.
+        seed: of the generator.
+        stop_token: ends a sequence, which repeats it from then on.
+
+    Attributes:
+        ended: which sequences have ended, (B,) bool.
+
+    Raises:
+        UsageError: a seed or a stop token out of range.
+    """
+
+    def __init__(
+        self, model: Decoder, tokens: Tensor, sampling: Sampling, *, seed: int, stop_token: int | None
+    ) -> None:
+        if stop_token is not None and not 0 <= stop_token < model.config.vocab_size:
+            raise UsageError(f"stop_token={stop_token} is no token; this model has 0 to {model.config.vocab_size - 1}")
+        if not -(2**63) <= seed < 2**64:
+            raise UsageError(f"seed={seed} is out of range; it can be a number of 64 bits, such as 0")
+        self.sampling = sampling
+        self.stop_token = stop_token
+        self.ended = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
+        self._generator = torch.Generator(device=tokens.device).manual_seed(seed)
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """Tokens (B,) from logits (B, V)."""
+        chosen, self.ended = self.stopped(self.sampling.choose(logits, self._generator), self.ended)
+        return chosen
+
+    def stopped(self, tokens: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (B,) with the stop token where a sequence has ended; and which have ended after them."""
+        if self.stop_token is None:
+            return tokens, ended
+        tokens = torch.where(ended, self.stop_token, tokens)
+        return tokens, ended | (tokens == self.stop_token)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sequence has ended."""
+        return self.stop_token is not None and bool(self.ended.all())
 
 
 def _steps(
-    model: Decoder,
-    tokens: Tensor,
-    count: int,
-    sampling: Sampling,
-    generator: torch.Generator,
-    cache: KVCache | None,
-    stop_token: int | None,
+    model: Decoder, tokens: Tensor, count: int, chooser: Chooser, cache: KVCache | None, skip: Collection[int]
 ) -> Iterator[Tensor]:
-    ended = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
     for _ in range(count):
         with torch.inference_mode():
-            chosen = sampling.choose(_last_logits(model, tokens, cache), generator)
-            if stop_token is not None:
-                chosen = torch.where(ended, stop_token, chosen)
-                ended = ended | (chosen == stop_token)
+            # The head sees the last token and no other.
+            chosen = chooser.choose(model.logits(model.hidden(tokens, cache=cache, skip=skip)[:, -1]))
             following = chosen.unsqueeze(1)
             tokens = following if cache is not None else torch.cat((tokens, following), dim=1)
-            finished = stop_token is not None and bool(ended.all())
+            finished = chooser.finished
         yield chosen.clone()
         if finished:
             return
-
-
-def _last_logits(model: Decoder, tokens: Tensor, cache: KVCache | None) -> Tensor:
-    """Logits (B, V) after the last token; the head sees no other."""
-    return model.logits(model.hidden(tokens, cache=cache)[:, -1])
 
 
 def generate(
@@ -154,12 +184,13 @@ def generate(
     seed: int = 0,
     cache: bool = True,
     stop_token: int | None = None,
+    skip: Collection[int] = (),
 ) -> Tensor:
     """The prompt and what follows it, (B, T + new) int64 (or without B, as the prompt). See `stream_tokens`.
 
     Generation ends early when every sequence has reached `stop_token`.
     """
-    prompt = _checked_prompt(model, prompt_tokens)
+    prompt = checked_prompt(model, prompt_tokens, max_new_tokens)
     steps = stream_tokens(
         model,
         prompt,
@@ -170,13 +201,18 @@ def generate(
         seed=seed,
         cache=cache,
         stop_token=stop_token,
+        skip=skip,
     )
     tokens = torch.cat([prompt, *(step.unsqueeze(1) for step in steps)], dim=1)
     return tokens.squeeze(0) if prompt_tokens.dim() == 1 else tokens
 
 
-def _checked_prompt(model: Decoder, tokens: Tensor) -> Tensor:
-    """The prompt as (B, T) on the model's device."""
+def checked_prompt(model: Decoder, tokens: Tensor, max_new_tokens: int) -> Tensor:
+    """The prompt as (B, T) on the model's device.
+
+    Raises:
+        UsageError: it isn't one, or it and `max_new_tokens` can't be.
+    """
     if tokens.dim() not in (1, 2) or tokens.dtype not in (torch.int64, torch.int32):
         raise UsageError(
             f"prompt_tokens is {tokens.dtype} of shape {tuple(tokens.shape)}; it should be int64 of shape (batch, time)"
@@ -186,5 +222,9 @@ def _checked_prompt(model: Decoder, tokens: Tensor) -> Tensor:
     vocab_size = model.config.vocab_size
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
         raise UsageError(f"prompt_tokens holds numbers outside this model's vocabulary of 0 to {vocab_size - 1}")
+    if max_new_tokens < 0:
+        raise UsageError(f"max_new_tokens={max_new_tokens} must be 0 or more")
+    if tokens.shape[-1] + max_new_tokens > LONGEST:
+        raise UsageError(f"max_new_tokens={max_new_tokens} is too many; prompt and text can be {LONGEST} at most")
     tokens = tokens.to(model.embed.weight.device, torch.int64)
     return tokens.unsqueeze(0) if tokens.dim() == 1 else tokens

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,9 @@ from leadline.models.layers import Attention, Embedding, Linear, SwiGLU
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, init: InitConfig, dim: int, blocks: int, seed: int) -> None:
+def initialise(
+    model: nn.Module, init: InitConfig, dim: int, blocks: int, seed: int, numbers: Sequence[int] = ()
+) -> None:
     """Sets every parameter and buffer of `model` to its start.
 
     Matrices are normal with `init.std`; modules that set themselves (norms, sites, the readout) do so.
@@ -28,11 +31,12 @@ def initialise(model: nn.Module, init: InitConfig, dim: int, blocks: int, seed: 
         dim: model width, for the default standard deviation.
         blocks: number of blocks, for the depth-dependent scales.
         seed: any whole number.
+        numbers: the number that each block had before others were cut out; its matrices start as they did there.
     """
     std = 0.02 * math.sqrt(512 / dim) if init.std is None else init.std
     for name, module in model.named_modules():
         if isinstance(module, Linear | Embedding):
-            _fill_normal(module.weight, std, f"{seed}:{name}.weight")
+            _fill_normal(module.weight, std, f"{seed}:{_first_name(name, numbers)}.weight")
         elif module is not model and callable(getattr(module, "reset_parameters", None)):
             module.reset_parameters()
     for module in model.modules():
@@ -42,6 +46,15 @@ def initialise(model: nn.Module, init: InitConfig, dim: int, blocks: int, seed: 
         elif isinstance(module, SwiGLU):
             _scale(module.gate_up.weight, _deepnorm_gain(init, blocks))
             _scale(module.down.weight, _output_factor(init, blocks))
+
+
+def _first_name(name: str, numbers: Sequence[int]) -> str:
+    """A module's name before blocks were cut out."""
+    home, _, rest = name.partition(".")
+    if home != "blocks" or not numbers:
+        return name
+    index, _, rest = rest.partition(".")
+    return f"blocks.{numbers[int(index)]}.{rest}"
 
 
 def _output_factor(init: InitConfig, blocks: int) -> float:

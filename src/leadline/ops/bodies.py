@@ -26,11 +26,22 @@ _bodies: dict[Hashable, list[Compiled]] = {}
 _seen: dict[Hashable, Compiled] = {}
 """The same by exact sizes: what a training run asks for again and again is found without looking at structure."""
 MOST_SEEN = 4096
+_tracing: list[list[Tensor]] = []
+"""What the body that is being traced has put into `once`."""
 
 
 def compiled_bodies() -> int:
     """How many bodies this process has compiled."""
     return sum(map(len, _bodies.values()))
+
+
+def once(*tensors: Tensor) -> None:
+    """Has these worked out once and kept, where a body is compiled: a token's numbers, before the loop over its row.
+
+    Without it Inductor puts their arithmetic into that loop and repeats it for every few numbers of the row.
+    """
+    if _tracing:
+        _tracing[-1] += tensors
 
 
 def run(function: Body, *arguments: Any) -> Any:
@@ -136,13 +147,17 @@ class Compiled:
             filled = list(constants)
             for place, tensor in zip(places, tensors, strict=True):
                 filled[place] = tensor
-            results = function(*pytree.tree_unflatten(filled, spec))
+            _tracing.append([])
+            try:
+                results = function(*pytree.tree_unflatten(filled, spec))
+            finally:
+                kept = _tracing.pop()  # results that nobody takes: Inductor gives each a buffer of its own
             self.shape: list[int | None] | None = None
             if isinstance(results, Tensor):
-                return [results]
+                return [results, *kept]
             # Per result: a count of tensors for a list of them, -1 for a tensor, None for None.
             self.shape = [None if r is None else -1 if isinstance(r, Tensor) else len(r) for r in results]
-            return [t for t in pytree.tree_leaves(results) if t is not None]
+            return [*(t for t in pytree.tree_leaves(results) if t is not None), *kept]
 
         with torch.no_grad(), torch.inference_mode(False):
             examples = [_like(leaves[place]) for place in places]

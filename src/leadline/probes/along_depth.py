@@ -1,22 +1,25 @@
 """Measurements along depth on held-out batches: what each block is worth, and how much each one turns its input.
 
-All of them run in evaluation mode without gradients, in float32, and keep the same memory for any number of batches.
+All of them run in evaluation mode without gradients, and keep the same memory for any number of batches.
 A batch is anything with `tokens` and `targets`, both (B, T) int64.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from leadline.connections.base import Readout, Site, State
 from leadline.errors import LeadlineError
+from leadline.probes.ablation import LossRise, sequence_losses
+from leadline.probes.passes import mean_bits
 from leadline.probes.record import Rows, record
-from leadline.probes.watch import TokenBatch, Watcher, loss_sum, measuring, run, sites_of, watch
+from leadline.probes.similarity import MOST_TOKENS
+from leadline.probes.states import angles, chunks, cosines
+from leadline.probes.streams import rows_of, shown_rows
+from leadline.probes.watch import TokenBatch, Watcher, measuring, run, sites_of, watch
 
 
 def removal(
@@ -38,16 +41,13 @@ def removal(
     """
     sites = len(sites_of(model))
     blocks = [tuple(range(i, min(i + sites_per_block, sites))) for i in range(0, sites, sites_per_block)]
-    tokens = 0
-    sums = torch.zeros(len(blocks) + 1, dtype=torch.float64)
+    rise = LossRise(len(blocks), resamples=0)
     with measuring(model) as device:
         for batch in batches:
-            sums += torch.stack([loss_sum(model, batch, device, skip) for skip in [(), *blocks]]).cpu()
-            tokens += batch.targets.numel()
-    if tokens == 0:
-        raise LeadlineError("there are no tokens to measure on")
-    bits = sums / (tokens * bytes_per_token * math.log(2))
-    return [float(value) for value in bits[1:] - bits[0]]
+            tokens, targets = batch.tokens.to(device), batch.targets.to(device)
+            logits = (model(tokens, skip=skip) if skip else model(tokens) for skip in ((), *blocks))
+            rise.add([sequence_losses(found, targets) for found in logits], targets.shape[-1])
+    return [mean_bits(nats, bytes_per_token) for nats in rise.rises()]
 
 
 def angular_distance(model: nn.Module, batches: Iterable[TokenBatch], *, sites_per_block: int = 2) -> list[list[float]]:
@@ -80,21 +80,18 @@ class _Angles(Watcher):
 
     def on_read(self, index: int, site: Site, state: State, read: Tensor) -> None:
         if index in self.firsts:
-            self.vectors.append(nn.functional.normalize(read.float().flatten(0, -2), dim=-1, eps=1e-20))
+            self.vectors.append(read)
 
     def on_readout(self, readout: Readout, state: State, output: Tensor) -> None:
-        self.vectors.append(nn.functional.normalize(output.float().flatten(0, -2), dim=-1, eps=1e-20))
+        self.vectors.append(output)
 
     def end_batch(self) -> None:
-        # One row at a time: the memory is that of the vectors, never of all pairs times tokens.
-        count = len(self.vectors)
-        angles = self.vectors[0].new_zeros(count, count)
-        for i in range(count):
-            for j in range(i):
-                cosine = (self.vectors[i] * self.vectors[j]).sum(dim=-1).clamp(-1.0, 1.0)
-                angles[i, j] = angles[j, i] = cosine.acos().sum() / math.pi
-        self.total = angles if self.total is None else self.total + angles
-        self.tokens += self.vectors[0].shape[0]
+        # A few tokens at a time: the memory is that of the vectors, never of all pairs times tokens.
+        for x_SnD in chunks(self.vectors, MOST_TOKENS):
+            angle = angles(cosines(x_SnD)).sum(dim=0)
+            angle = (angle + angle.T) / 2
+            self.total = angle if self.total is None else self.total + angle
+            self.tokens += x_SnD.shape[1]
         self.vectors = []
 
 
@@ -103,7 +100,7 @@ def depth_weights(model: nn.Module, batches: Iterable[TokenBatch]) -> Rows | Non
 
     None where the connection shows no weights.
     """
-    return _rows(_connection(model, batches), "weights")
+    return rows_of(_connection(model, batches), "weights")
 
 
 def gates(model: nn.Module, batches: Iterable[TokenBatch]) -> Rows | None:
@@ -112,17 +109,17 @@ def gates(model: nn.Module, batches: Iterable[TokenBatch]) -> Rows | None:
     For hyper-connections these are the weights `post` of a write, which aren't bound to lie between 0 and 1;
     `measure` leaves them out.
     """
-    return _rows(_connection(model, batches), "gates", last=False)
+    return rows_of(_connection(model, batches), "gates", last=False)
 
 
 def stream_diversity(model: nn.Module, batches: Iterable[TokenBatch]) -> Rows | None:
     """1 − the mean cosine between pairs of streams before each sublayer; None for a connection of one stream."""
-    return _rows(_connection(model, batches), "diversity", last=False, empty=0.0)
+    return rows_of(_connection(model, batches), "diversity", last=False, empty=0.0)
 
 
 def mixing(model: nn.Module, batches: Iterable[TokenBatch]) -> Rows | None:
     """The mean mixing matrix of every sublayer, streams × streams, for hyper-connections."""
-    return _rows(_connection(model, batches), "mixing", last=False)
+    return rows_of(_connection(model, batches), "mixing", last=False)
 
 
 def measure(
@@ -148,10 +145,7 @@ def measure(
         "block_output_rms": depth.block_output_rms,
         "removal": removal(model, batches[:removal_batches], bytes_per_token=bytes_per_token),
         "angular_distance": angular_distance(model, batches),
-        "depth_weights": None if {"gates", "mixing"} & shown.keys() else _rows(shown, "weights"),
-        "gates": None if "mixing" in shown else _rows(shown, "gates", last=False),
-        "stream_diversity": _rows(shown, "diversity", last=False, empty=0.0),
-        "mixing": _rows(shown, "mixing", last=False),
+        **shown_rows(shown),
     }
 
 
@@ -159,11 +153,3 @@ def _connection(model: nn.Module, batches: Iterable[TokenBatch]) -> dict[str, Ro
     with measuring(model) as device, record(model, inspect=True) as depth:
         run(model, batches, device)
     return depth.connection
-
-
-def _rows(shown: dict[str, Rows], name: str, *, last: bool = True, empty: Any = None) -> Rows | None:
-    rows = shown.get(name)
-    if rows is None or all(row is None for row in rows):
-        return None
-    missing = [] if empty is None else empty
-    return [missing if row is None else row for row in (rows if last else rows[:-1])]

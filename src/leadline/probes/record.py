@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from leadline.connections.base import Readout, Site, State
-from leadline.errors import LeadlineError
-from leadline.probes.watch import Watcher, sites_of, watch
+from leadline.errors import LeadlineError, UsageError
+from leadline.probes.watch import Watcher, has_sites, sites_of, watch
+from leadline.stacks import Stack, StackWatcher, stack_of
 
 Rows = list[Any]
 """One entry per site, and one for the readout: nested lists of floats, or None where there is nothing."""
@@ -126,23 +127,72 @@ class DepthRecord(Watcher):
             means[index].add(total, tokens, f"{name} at site {index}")
 
 
+class StackRecord(DepthRecord, StackWatcher):
+    """The record of a model without sites: what blocks read and leave, and what sublayers give.
+
+    What a block's later sublayers read is not known from outside, so their `read_rms` is None.
+    """
+
+    def __init__(self, stack: Stack) -> None:
+        widths = [len(names) for names in stack.sublayers]
+        super().__init__(sum(widths), inspect=False, sites_per_block=2)
+        self._firsts = [sum(widths[:block]) for block in range(stack.blocks)]
+        self._names = stack.sublayers
+        self._after = [_Mean() for _ in widths]
+
+    @property
+    def block_output_rms(self) -> Rows:
+        """The size of the stream after each block."""
+        return [mean.value() for mean in self._after]
+
+    def on_block(self, block: int, before: Tensor, after: Tensor) -> None:
+        with torch.no_grad():
+            self._add_rms(self._after[block], after)
+            if self._names[block]:
+                self._add_rms(self._reads[self._firsts[block]], before)
+            if block == len(self._after) - 1:
+                self._add_rms(self._reads[-1], after)
+
+    def on_sublayer(self, block: int, sublayer: str, output: Tensor) -> None:
+        with torch.no_grad():
+            self._add_rms(self._outputs[self._firsts[block] + self._names[block].index(sublayer)], output)
+
+
 @contextlib.contextmanager
-def record(model: nn.Module, *, inspect: bool = False, sites_per_block: int = 2) -> Iterator[DepthRecord]:
+def record(model: nn.Module | Stack, *, inspect: bool = False, sites_per_block: int = 2) -> Iterator[DepthRecord]:
     """Collects a `DepthRecord` from every forward pass of `model` until the context ends.
 
-    Works for any model that reads and writes through `Site`s and a `Readout`. The model computes the same numbers,
-    gradients too. Recomputed activations pass twice and leave the means as they are.
+    Works for any model that reads and writes through `Site`s and a `Readout`, and for any other that
+    `leadline.stacks.stack_of` knows. The model computes the same numbers, gradients too. Recomputed activations pass
+    twice and leave the means as they are.
 
     Args:
+        model: the model, or the stack that it was made into.
         inspect: also collect what the connection shows of itself; costs about as much as another read.
         sites_per_block: how many sites make a block, for `block_output_rms`.
 
     Raises:
-        LeadlineError: the model is being recorded already, or has no sites.
+        LeadlineError: the model is being recorded already, or has neither sites nor blocks that are found.
     """
-    depth = DepthRecord(len(sites_of(model)), inspect=inspect, sites_per_block=sites_per_block)
-    with watch(model, depth):
-        yield depth
+    module = model.model if isinstance(model, Stack) else model
+    if has_sites(module):
+        depth = DepthRecord(len(sites_of(module)), inspect=inspect, sites_per_block=sites_per_block)
+        with watch(module, depth):
+            yield depth
+        return
+    stack = _stack(model)
+    shown = StackRecord(stack)
+    with stack.watching(shown):
+        yield shown
+
+
+def _stack(model: nn.Module | Stack) -> Stack:
+    if isinstance(model, Stack):
+        return model
+    try:
+        return stack_of(model)
+    except UsageError as error:
+        raise UsageError(f"{type(model).__name__} has no connection sites to record, and {error}") from error
 
 
 def diversity(streams: Tensor) -> Tensor:

@@ -1,26 +1,18 @@
-"""Watching what goes through a model's sites, without changing the model.
-
-`watch` puts a function of ours in front of `read` and `write` of every site, and of `forward` of the readout, as
-attributes of these instances; they go away when the context ends, after an error too. A read that takes the norm over
-never has in hand what it read: that is read once more, without gradients, and the model's own numbers stay to the bit.
-"""
+"""What the probes need of a model: to watch its sites (`leadline.stacks.sites`), and to run it."""
 
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from leadline.connections.base import Readout, Site, State
 from leadline.errors import LeadlineError
-from leadline.ops.next_norm import NextNorm
+from leadline.stacks.sites import Watcher, readout_of, sites_of, watch
 
-MISSING = object()
-_WATCHED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+__all__ = ["TokenBatch", "Watcher", "has_sites", "measuring", "readout_of", "run", "sites_of", "watch"]
 
 
 class TokenBatch(Protocol):
@@ -31,69 +23,6 @@ class TokenBatch(Protocol):
 
     @property
     def targets(self) -> Tensor: ...
-
-
-class Watcher:
-    """What `watch` tells. Override what is of use; sites are numbered from 0 in the order of the sublayers."""
-
-    def on_read(self, index: int, site: Site, state: State, read: Tensor) -> None:
-        """Site `index` read `read`, of shape (..., dim), from `state`; for its values, not for gradients."""
-
-    def on_write(self, index: int, site: Site, output: Tensor) -> None:
-        """A sublayer's `output`, of shape (..., dim), is about to be written at site `index`."""
-
-    def on_readout(self, readout: Readout, state: State, output: Tensor) -> None:
-        """The readout gave `output`, of shape (..., dim)."""
-
-
-def sites_of(model: nn.Module) -> list[Site]:
-    """The model's sites in the order of its sublayers: what its method `sites` says, or else as registered.
-
-    Raises:
-        LeadlineError: the model has none.
-    """
-    told = getattr(model, "sites", None)
-    if callable(told) and not isinstance(told, nn.Module):
-        found = list(told())
-    else:
-        found = [module for module in model.modules() if isinstance(module, Site)]
-    if not found:
-        raise LeadlineError(f"{type(model).__name__} has no connection sites, so there is no depth to measure")
-    return found
-
-
-def readout_of(model: nn.Module) -> Readout | None:
-    """The model's readout: its attribute `readout`, or else the last one registered; None where it has none."""
-    told = getattr(model, "readout", None)
-    if isinstance(told, Readout):
-        return told
-    found = [module for module in model.modules() if isinstance(module, Readout)]
-    return found[-1] if found else None
-
-
-@contextlib.contextmanager
-def watch(model: nn.Module, watcher: Watcher) -> Iterator[None]:
-    """Tells `watcher` of every read, write and readout until the context ends.
-
-    Raises:
-        LeadlineError: the model is being watched already, or has no sites.
-    """
-    sites, readout = sites_of(model), readout_of(model)
-    if any(site in _WATCHED for site in sites):
-        raise LeadlineError("this model is being recorded already; end that record before the next begins")
-    with contextlib.ExitStack() as stack:
-        _WATCHED.update(sites)
-        stack.callback(_WATCHED.difference_update, sites)
-        for index, site in enumerate(sites):
-            if site.takes_norm:
-                _replace(stack, site, "read_normed", _watched_read_normed(index, site, watcher))
-            _replace(stack, site, "read", _watched_read(index, site, watcher))
-            _replace(stack, site, "write", _watched_write(index, site, watcher))
-        if readout is not None:
-            if readout.takes_norm:
-                _replace(stack, readout, "read_normed", _watched_readout_normed(readout, watcher))
-            _replace(stack, readout, "forward", _watched_readout(readout, watcher))
-        yield
 
 
 @contextlib.contextmanager
@@ -119,77 +48,9 @@ def run(model: nn.Module, batches: Iterable[TokenBatch], device: torch.device) -
     return tokens
 
 
-def loss_sum(model: nn.Module, batch: TokenBatch, device: torch.device, skip: Collection[int] = ()) -> Tensor:
-    """The summed cross-entropy of a batch in nats, a float32 scalar, with sublayers left out by number."""
-    logits = model(batch.tokens.to(device), skip=skip) if skip else model(batch.tokens.to(device))
-    targets = batch.targets.to(device)
-    return nn.functional.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), reduction="sum")
-
-
-def _watched_read(index: int, site: Site, watcher: Watcher) -> Callable[[State], tuple[Tensor, State]]:
-    inner = site.read
-
-    def read(state: State) -> tuple[Tensor, State]:
-        h, after = inner(state)
-        watcher.on_read(index, site, state, h)
-        return h, after
-
-    return read
-
-
-def _watched_read_normed(index: int, site: Site, watcher: Watcher) -> Callable[[State, NextNorm], tuple[Tensor, State]]:
-    inner, read = site.read_normed, site.read
-
-    def read_normed(state: State, norm: NextNorm) -> tuple[Tensor, State]:
-        with torch.no_grad():
-            h, _ = read(state)
-        watcher.on_read(index, site, state, h)
-        return inner(state, norm)
-
-    return read_normed
-
-
-def _watched_write(index: int, site: Site, watcher: Watcher) -> Callable[[State, Tensor], State]:
-    inner = site.write
-
-    def write(state: State, output: Tensor) -> State:
-        watcher.on_write(index, site, output)
-        return inner(state, output)
-
-    return write
-
-
-def _watched_readout(readout: Readout, watcher: Watcher) -> Callable[[State], Tensor]:
-    inner = readout.forward
-
-    def forward(state: State) -> Tensor:
-        output = inner(state)
-        watcher.on_readout(readout, state, output)
-        return output
-
-    return forward
-
-
-def _watched_readout_normed(readout: Readout, watcher: Watcher) -> Callable[[State, NextNorm], Tensor]:
-    inner, plain = readout.read_normed, readout.forward
-
-    def read_normed(state: State, norm: NextNorm) -> Tensor:
-        with torch.no_grad():
-            output = plain(state)
-        watcher.on_readout(readout, state, output)
-        return inner(state, norm)
-
-    return read_normed
-
-
-def _replace(stack: contextlib.ExitStack, module: nn.Module, name: str, function: Callable[..., Any]) -> None:
-    before = module.__dict__.get(name, MISSING)
-    module.__dict__[name] = function
-    stack.callback(_restore, module, name, before)
-
-
-def _restore(module: nn.Module, name: str, before: object) -> None:
-    if before is MISSING:
-        module.__dict__.pop(name, None)
-    else:
-        module.__dict__[name] = before
+def has_sites(model: nn.Module) -> bool:
+    """Whether the model reads and writes through connection sites."""
+    try:
+        return bool(sites_of(model))
+    except LeadlineError:
+        return False

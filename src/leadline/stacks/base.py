@@ -18,6 +18,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from leadline.errors import UsageError
+
 
 class Unit(NamedTuple):
     """What can be left out of a stack: a block, or one sublayer of it.
@@ -128,3 +130,13 @@ class Stack:
         if kind == "block":
             return [Unit(block) for block in range(self.blocks)]
         return [Unit(block, name) for block, names in enumerate(self.sublayers) for name in names]
+
+    def check(self, units: Collection[Unit]) -> None:
+        """Raises UsageError for a unit that isn't there, which is named with those that are."""
+        for unit in units:
+            if not 0 <= unit.block < self.blocks:
+                raise UsageError(f"there is no block {unit.block}; this model has 0 to {self.blocks - 1}")
+            names = self.sublayers[unit.block]
+            if unit.sublayer is not None and unit.sublayer not in names:
+                has = " and ".join(names) or "no sublayers"
+                raise UsageError(f"there is no sublayer {unit}; block {unit.block} has {has}")

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from torch import nn
 
+from leadline.errors import UsageError
+from leadline.models import Decoder
 from leadline.stacks.base import Stack
+from leadline.stacks.causal_lm import CausalLMStack
+from leadline.stacks.decoder import DecoderStack
 
 
 def stack_of(model: nn.Module, *, blocks: str | None = None) -> Stack:
-    """The model as a stack of blocks."""
-    raise TypeError(f"{type(model).__name__} is no stack of blocks")
+    """The model as a stack of blocks: a `leadline.models.Decoder`, or a causal language model as it comes.
+
+    Args:
+        model: a model that gives logits for tokens.
+        blocks: the name of its list of blocks, such as "transformer.h", where structure alone doesn't tell.
+
+    Raises:
+        UsageError: the blocks aren't found; the message says how to point at them.
+    """
+    if isinstance(model, Decoder):
+        if blocks is not None:
+            raise UsageError(f"blocks={blocks!r} (--layers) is for other models; a Leadline decoder's are known")
+        return DecoderStack(model)
+    return CausalLMStack(model, blocks=blocks)

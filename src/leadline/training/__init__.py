@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from leadline.training.config import RunConfig
+from leadline.training.gradient_detail import Diversity, effective_ranks
+from leadline.training.gradient_file import load_gradient
 from leadline.training.gradient_share import GradientShare
-from leadline.training.loop import Summary, train
+from leadline.training.loop import train
 from leadline.training.run_folder import load_model
+from leadline.training.summary import Summary
 
-__all__ = ["GradientShare", "RunConfig", "Summary", "load_model", "train"]
+__all__ = [
+    "Diversity",
+    "GradientShare",
+    "RunConfig",
+    "Summary",
+    "effective_ranks",
+    "load_gradient",
+    "load_model",
+    "train",
+]

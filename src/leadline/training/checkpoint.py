@@ -30,7 +30,7 @@ Resume = Literal["newest", "previous", "never"]
 
 
 def save_checkpoint(
-    out: Path, model: Decoder, optimiser: torch.optim.AdamW, state: dict[str, Any], *, keep: int
+    out: Path, model: Decoder, optimiser: torch.optim.Optimizer, state: dict[str, Any], *, keep: int
 ) -> Path:
     """Writes `checkpoints/step-…`, then removes all but the newest `keep`.
 
@@ -75,7 +75,7 @@ def checkpoints(out: Path) -> list[Path]:
 
 
 def load_checkpoint(
-    folder: Path, model: nn.Module, optimiser: torch.optim.AdamW, device: torch.device
+    folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
 ) -> dict[str, Any]:
     """Puts the weights, the buffers and the optimiser's state in place and returns the rest.
 

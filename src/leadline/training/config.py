@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from collections.abc import Sequence
 from typing import Literal
 
 from leadline.errors import UsageError
@@ -11,6 +13,27 @@ from leadline.ops.choice import BACKENDS, Backend
 
 MOST = 10**18
 LARGEST = 1 << 24
+AT_LEAST_ONE = (
+    "tokens",
+    "batch_size",
+    "context",
+    "accumulation",
+    "evaluate_tokens",
+    "keep",
+    "evaluate_every",
+    "checkpoint_every",
+    "loss_chunk",
+    "exit_every",
+    "gradient_from",
+    "gradient_until",
+)
+CHOICES = {
+    "schedule": ("cosine", "wsd"),
+    "precision": ("float32", "bfloat16"),
+    "optimizer": ("adamw", "sgd"),
+    "exit_curriculum": ("rotational", "gradual", "all"),
+    "exit_weights": ("even", "depth"),
+}
 FREE = ("data", "checkpoint_every", "keep", "device", "tensorboard")
 """Options that may change when a run is continued; of the data, its hash may not."""
 FLAGS = {"learning_rate": "lr"}
@@ -52,6 +75,20 @@ class RunConfig:
         keep: how many checkpoints stay.
         device: "cpu", "cuda", ...
         tensorboard: also write TensorBoard events.
+        optimizer: "adamw", or "sgd" with momentum.
+        momentum: of "sgd".
+        equalise: rescale the gradients of all blocks to the same L2 norm in each step, before clipping.
+        repeat: "4x2" runs the last 4 blocks twice, with the same parameters.
+        layer_dropout: how often the last block is dropped, for a whole batch; earlier ones less, see
+            `leadline.training.layerskip`.
+        exit_loss: what the losses at early exits weigh together, beside the final loss, which weighs 1; 0 has none.
+        exit_curriculum: which exits a step has: "rotational", one in `exit_every` in turn; "gradual", from the last to
+            the first over the first half of the run; "all".
+        exit_every: of "rotational"; a quarter of the blocks unless given.
+        exit_weights: "even", or "depth": an exit after block m (from 1) weighs in proportion to m (m + 1) / 2.
+        gradient_from: the first step that the gradient share counts.
+        gradient_until: the last one; all unless given.
+        gradient_every: steps between records of the gradients' effective rank and diversity; 0 keeps none.
     """
 
     design: str
@@ -83,10 +120,21 @@ class RunConfig:
     keep: int = 2
     device: str = "cpu"
     tensorboard: bool = False
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    momentum: float = 0.9
+    equalise: bool = False
+    repeat: str | None = None
+    layer_dropout: float = 0.0
+    exit_loss: float = 0.0
+    exit_curriculum: Literal["rotational", "gradual", "all"] = "rotational"
+    exit_every: int | None = None
+    exit_weights: Literal["even", "depth"] = "even"
+    gradient_from: int = 1
+    gradient_until: int | None = None
+    gradient_every: int = 0
 
     def __post_init__(self) -> None:
-        at_least_one = ("tokens", "batch_size", "context", "accumulation", "evaluate_tokens", "keep")
-        for name in (*at_least_one, "evaluate_every", "checkpoint_every", "loss_chunk"):
+        for name in AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{option(name)} {value} is too small; 1 or more work")
@@ -96,8 +144,11 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value > LARGEST:
                 raise UsageError(f"{option(name)} {value} is too large; {LARGEST} is the most")
-        if self.record_every < 0:
-            raise UsageError(f"--record-every {self.record_every} is too small; 0 records nothing, 1 or more work")
+        for name in ("record_every", "gradient_every"):
+            if getattr(self, name) < 0:
+                raise UsageError(
+                    f"{option(name)} {getattr(self, name)} is too small; 0 records nothing, 1 or more work"
+                )
         for name in ("warmup", "decay", "final_fraction"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
@@ -110,15 +161,66 @@ class RunConfig:
                 raise UsageError(f"{option(name)} {value:g} is out of range; it must be a finite number more than 0")
         if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
             raise UsageError(f"--weight-decay {self.weight_decay:g} is out of range; it must be 0 or more")
-        for name, choices in (("schedule", ("cosine", "wsd")), ("precision", ("float32", "bfloat16"))):
+        for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                raise UsageError(f"{option(name)} {getattr(self, name)} is not known; {' and '.join(choices)} work")
+                raise UsageError(f"{option(name)} {getattr(self, name)} is not known; {listed(choices)} work")
         if self.backend not in BACKENDS:
             raise UsageError(f"--backend {self.backend} is not known; {', '.join(BACKENDS)} work")
         if self.seed < 0:
             raise UsageError(f"--seed {self.seed} must not be negative")
+        self._check_interventions()
+
+    def _check_interventions(self) -> None:
+        for name in ("momentum", "layer_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(
+                    f"{option(name)} {getattr(self, name):g} is out of range; 0 or more and less than 1 work"
+                )
+        if not (self.exit_loss >= 0 and math.isfinite(self.exit_loss)):
+            raise UsageError(
+                f"--exit-loss {self.exit_loss:g} is out of range; 0 has no exits, a number more than 0 works"
+            )
+        if self.exit_every is not None and self.exit_curriculum != "rotational":
+            raise UsageError(
+                f"--exit-every belongs to --exit-curriculum rotational; {self.exit_curriculum} chooses its exits itself"
+            )
+        if self.gradient_until is not None and self.gradient_until < self.gradient_from:
+            raise UsageError(
+                f"--gradient-from {self.gradient_from} is after --gradient-until {self.gradient_until}; no step counts"
+            )
+        if self.repeat is not None:
+            parse_repeat(self.repeat)
+        if self.compile and self.layer_dropout > 0:
+            raise UsageError(
+                "--layer-dropout runs other blocks in each step, and --compile would compile each choice of them anew; "
+                "leave out one of the two (--backend compiled works with it)"
+            )
+        if self.compile and self.exit_loss > 0 and self.exit_curriculum != "all":
+            raise UsageError(
+                f"--exit-curriculum {self.exit_curriculum} takes other exits in each step, and --compile would compile "
+                "each choice of them anew; --exit-curriculum all works with it"
+            )
 
 
 def option(name: str) -> str:
     """How the command line calls a field."""
     return "--" + FLAGS.get(name, name).replace("_", "-")
+
+
+def listed(words: Sequence[str]) -> str:
+    """`one, two and three`."""
+    return " and ".join((", ".join(words[:-1]), words[-1]) if len(words) > 1 else words)
+
+
+def parse_repeat(text: str) -> tuple[int, int]:
+    """`4x2` (or `4*2`) as (4, 2): the last 4 blocks, twice.
+
+    Raises:
+        UsageError: it is written otherwise, or repeats nothing.
+    """
+    found = re.fullmatch(r"\s*(\d{1,9})\s*[x*]\s*(\d{1,9})\s*", text)
+    if found is None or int(found[1]) < 1 or int(found[2]) < 2:
+        raise UsageError(
+            f"--repeat {text!r} is not understood; 4x2 runs the last 4 blocks twice (1 block or more, twice or more)"
+        )
+    return int(found[1]), int(found[2])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leadline.data import Split, bits_per_byte, evaluation_batches
+from leadline.data import Batch, Split, bits_per_byte, evaluation_batches
+from leadline.models import Decoder
 
 
 class Evaluation(NamedTuple):
@@ -48,14 +50,48 @@ def evaluate(
     model: nn.Module, split: Split, *, batch_size: int, context: int, tokens: int, device: torch.device, precision: str
 ) -> Evaluation:
     """The loss on at most `tokens` held-out tokens, spread over the split, the same ones every time."""
+
+    def losses(inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        return [loss_of(model(inputs), targets)]
+
+    batches = evaluation_batches(split, batch_size, context, tokens)
+    (mean,) = _means(model, losses, batches, device, precision)
+    return Evaluation(mean, bits_per_byte(mean, split.bytes_per_token))
+
+
+@torch.no_grad()
+def evaluate_exits(
+    model: Decoder, split: Split, *, batch_size: int, context: int, tokens: int, device: torch.device, precision: str
+) -> list[float]:
+    """The same loss, in nats a token, if the model ended after each of its blocks; the last is that of `evaluate`.
+
+    One pass through the stack, and one through the head for each block.
+    """
+    blocks = range(len(model.blocks))
+
+    def losses(inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        return [loss_of(model.logits(hidden), targets) for hidden in model.exits(inputs, blocks)]
+
+    return _means(model, losses, evaluation_batches(split, batch_size, context, tokens), device, precision)
+
+
+def _means(
+    model: nn.Module,
+    losses: Callable[[Tensor, Tensor], list[Tensor]],
+    batches: Iterable[Batch],
+    device: torch.device,
+    precision: str,
+) -> list[float]:
+    """The means over all tokens of what `losses` gives for each batch, in evaluation mode."""
     training = model.training
     model.eval()
-    total, count = 0.0, 0
-    for batch in evaluation_batches(split, batch_size, context, tokens):
+    totals: list[float] = []
+    count = 0
+    for batch in batches:
         with autocast(device, precision):
-            loss = loss_of(model(batch.tokens.to(device)), batch.targets.to(device))
-        total += loss.item() * batch.targets.numel()
-        count += batch.targets.numel()
+            found = losses(batch.tokens.to(device), batch.targets.to(device))
+        size = batch.targets.numel()
+        totals = [old + loss.item() * size for old, loss in zip(totals or [0.0] * len(found), found, strict=True)]
+        count += size
     model.train(training)
-    mean = total / count
-    return Evaluation(mean, bits_per_byte(mean, split.bytes_per_token))
+    return [total / count for total in totals]

@@ -1,99 +1,275 @@
-"""How much of the gradient each block and sublayer receives over training.
+"""How much of the gradient each block and sublayer receives over training, in Leadline's loop or in one's own.
 
     ḡ_i = Σ_t ‖∇θ_i‖ / Σ_j Σ_t ‖∇θ_j‖
 
-L2, before clipping, read from `.grad` at the end of a step, so that a shared parameter counts once. Source: arXiv
-2606.26538 (the share); what exactly is summed is ours.
+    share = GradientShare(model)             # after DDP or `fully_shard`, a Hugging Face model too
+    for batch in batches:
+        loss(model, batch).backward()        # all passes of the step; then `scaler.unscale_(optimizer)` if there is one
+        share.add(share.measure())           # before clipping
+        ...                                  # clip, step, zero_grad
+    share.save(folder)                       # gradient.json, which `leadline prune --criterion cfp` reads
+
+L2, before clipping, after un-scaling and after reduction over ranks, read from `.grad` at the end of a step, so that a
+shared or repeated parameter counts once. Source: arXiv 2606.26538 (the share); what exactly is summed is ours.
 """
 
 from __future__ import annotations
 
-import re
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_PLACE = re.compile(r"blocks\.(\d+)\.(attn|attention|mlp)")
+from leadline.errors import LeadlineError, UsageError
+from leadline.models import DecoderConfig
+from leadline.stacks import Stack, Unit, stack_of
+from leadline.training.gradient_file import write_gradient
+from leadline.training.gradient_norms import Norms, measure_norms
+
+Share = float | None
+"""None where there never was a gradient."""
 
 
 class GradientShare:
-    """Accumulates the gradient norm of every sublayer over steps.
+    """Accumulates the gradient norm of every block and sublayer over steps.
+
+    Parameters that need no gradient when it is made are left out. A parameter that several blocks share belongs to the
+    first of them. Blocks of a Leadline model that repeat earlier ones count as those, so there is one share for each
+    block that has parameters of its own, as there is one φ.
 
     Args:
-        model: whose parameters are called `blocks.i.attention…`, `blocks.i.attn_site…`, `blocks.i.mlp…`.
+        model: whatever `leadline.stacks.stack_of` knows, wrapped in DDP or compiled or not, or the stack itself.
+        since: the first step that counts; the first that is added is step 1.
+        until: the last step that counts; all unless given.
 
     Attributes:
-        steps: how many were added.
+        blocks: how many.
+        sublayers: the units that have rows of their own.
+        parameters: all of the model's, those outside of blocks too.
+        steps: how many steps counted.
+        seen: how many were added.
+        last: the norm of each block's gradient in the last step; None where it had none.
+        details: what `note` was told.
+
+    Raises:
+        UsageError: no stack of blocks is found, the window is empty, or the model is wrapped in the first FSDP, whose
+            gradients can't be told apart by parameter.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.parameters: list[nn.Parameter] = []
-        places: list[int] = []
-        blocks = 0
-        for name, parameter in model.named_parameters():  # each once, under its first name
-            found = _PLACE.match(name)
-            self.parameters.append(parameter)
-            places.append(-1 if found is None else 2 * int(found[1]) + (found[2] == "mlp"))
-            blocks = max(blocks, places[-1] // 2 + 1)
-        self.blocks = blocks
-        # What belongs to no block goes into one more row, which is dropped.
-        self._rows = torch.tensor([2 * blocks if place < 0 else place for place in places])
-        sizes = torch.zeros(2 * blocks + 1, dtype=torch.float64)
+    def __init__(self, model: nn.Module | Stack, *, since: int = 1, until: int | None = None) -> None:
+        if since < 1 or (until is not None and until < since):
+            raise UsageError(f"since={since} and until={until} leave no step; since is at least 1, until not before it")
+        stack = model if isinstance(model, Stack) else stack_of(_unwrapped(model))
+        self.stack, self.since, self.until = stack, since, until
+        self._layers = _layers(stack)
+        self.blocks = len(set(self._layers))
+        self.sublayers = [
+            unit for unit in stack.units("sublayer") if self._layers.index(self._layers[unit.block]) == unit.block
+        ]
+        self.parameters = [p for p in stack.model.parameters() if p.requires_grad]
+        self._names = {id(p): name for name, p in stack.model.named_parameters()}
+        self._rows = torch.tensor(self._places(), dtype=torch.int64)
+        owners = [unit.block for unit in self.sublayers] + list(range(self.blocks))
+        self._owners = torch.tensor(owners, dtype=torch.int64)
+        sizes = torch.zeros(self._total_rows, dtype=torch.float64)
         for parameter, row in zip(self.parameters, self._rows.tolist(), strict=True):
             sizes[row] += parameter.numel()
-        self._sizes = sizes[: 2 * blocks]
-        self._sublayers = torch.zeros(2 * blocks, dtype=torch.float64)
-        self._blocks = torch.zeros(blocks, dtype=torch.float64)
-        self.steps = 0
-        self.last: list[float] = [0.0] * blocks
+        self._sublayer_sizes, self._block_sizes = self._by_unit(sizes)
+        self._sublayer_sums = torch.zeros(len(self.sublayers), dtype=torch.float64)
+        self._block_sums = torch.zeros(self.blocks, dtype=torch.float64)
+        self._sublayer_missing = torch.zeros(len(self.sublayers), dtype=torch.int64)
+        self._block_missing = torch.zeros(self.blocks, dtype=torch.int64)
+        self._never = torch.ones(len(self.parameters), dtype=torch.bool)
+        self.steps = self.seen = self.not_finite = 0
+        self.last: list[Share] = [None] * self.blocks
+        self.details: list[dict[str, Any]] = []
 
-    def measure(self) -> Tensor:
-        """The norm of every parameter's gradient, (P,) float32 on the parameters' device; 0 where there is none."""
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        norms = iter(torch._foreach_norm(grads)) if grads else iter(())
-        device = self.parameters[0].device
-        none = torch.zeros((), device=device)
-        return torch.stack([none if p.grad is None else next(norms).float() for p in self.parameters])
+    @property
+    def _total_rows(self) -> int:
+        """One row a sublayer, one a block for what is in none of its sublayers, and one for what is in no block."""
+        return len(self.sublayers) + self.blocks + 1
 
-    def add(self, norms: Tensor) -> None:
-        """Adds one step: what `measure` gives, brought to the CPU."""
-        squares = torch.zeros(2 * self.blocks + 1, dtype=torch.float64)
-        wide = squares.index_add_(0, self._rows, norms.double().square())[: 2 * self.blocks]
-        blocks = wide.view(self.blocks, 2).sum(dim=1).sqrt()
-        self._sublayers += wide.sqrt()
-        self._blocks += blocks
-        self.last = blocks.tolist()
+    def _places(self) -> list[int]:
+        numbers = {unit: row for row, unit in enumerate(self.sublayers)}
+        rows: dict[int, int] = {}
+        for unit in self.stack.units("sublayer"):
+            row = numbers[Unit(self._layers[unit.block], unit.sublayer)]
+            for parameter in self.stack.parameters_of(unit).values():
+                rows.setdefault(id(parameter), row)
+        for block, layer in enumerate(self._layers):
+            for parameter in self.stack.parameters_of(Unit(block)).values():
+                rows.setdefault(id(parameter), len(self.sublayers) + layer)
+        return [rows.get(id(parameter), self._total_rows - 1) for parameter in self.parameters]
+
+    def _by_unit(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of rows: (sublayers), (blocks)."""
+        blocks = rows.new_zeros(self.blocks).index_add_(0, self._owners, rows[:-1])  # each row's but the last one's
+        return rows[: len(self.sublayers)], blocks
+
+    def by_block(self) -> list[list[nn.Parameter]]:
+        """Each block's parameters, those that count for it."""
+        found: list[list[nn.Parameter]] = [[] for _ in range(self.blocks)]
+        owners = self._owners.tolist()
+        for parameter, row in zip(self.parameters, self._rows.tolist(), strict=True):
+            if row < len(owners):
+                found[owners[row]].append(parameter)
+        return found
+
+    def measure(self) -> Norms:
+        """The norms of the gradients as they are now; see `measure_norms`."""
+        return measure_norms(self.parameters)
+
+    def add(self, norms: Norms) -> None:
+        """Adds one step: what `measure` gives. Waits for the device unless the norms were brought to the CPU.
+
+        A step with a norm that is not finite counts nothing, as it does where a gradient scaler skips it; `report` says
+        how many there were. A unit without any gradient in a step (a block that was dropped, or a gradient that lives
+        elsewhere) adds nothing; `report` says in how many steps that was.
+        """
+        self.seen += 1
+        values = norms.values.double().cpu()
+        sublayers, blocks = (part.sqrt() for part in self._by_unit(self._rowed(values.square())))
+        has_sublayer, has_block = (part > 0 for part in self._by_unit(self._rowed(norms.present.double())))
+        self.last = [float(n) if has else None for n, has in zip(blocks, has_block, strict=True)]
+        if not (self.since <= self.seen <= (self.until or math.inf)):
+            return
+        if not bool(torch.isfinite(values).all()):
+            self.not_finite += 1
+            return
         self.steps += 1
+        self._sublayer_sums += sublayers
+        self._block_sums += blocks
+        self._sublayer_missing += ~has_sublayer
+        self._block_missing += ~has_block
+        self._never &= ~norms.present
+
+    def _rowed(self, values: Tensor) -> Tensor:
+        return torch.zeros(self._total_rows, dtype=torch.float64).index_add_(0, self._rows, values)
+
+    def note(self, detail: dict[str, Any]) -> None:
+        """Keeps what was measured beside the norms in a step, such as effective rank and diversity."""
+        self.details.append(detail)
 
     def report(self) -> dict[str, Any]:
-        """Shares by block and by sublayer, and both for norms divided by √(number of parameters)."""
-        sizes = self._sizes.view(self.blocks, 2).sum(dim=1)
+        """Shares by block and by sublayer, and both for norms divided by √(number of parameters); see the docs.
+
+        A share is None, never 0, where there was no gradient in any step that counted.
+        """
+        never = [self._names[id(p)] for p, none in zip(self.parameters, self._never.tolist(), strict=True) if none]
         return {
             "steps": self.steps,
-            "share": _shares(self._blocks),
-            "sublayer_share": _shares(self._sublayers),
-            "share_per_parameter": _shares(self._blocks / sizes.sqrt()),
-            "sublayer_share_per_parameter": _shares(self._sublayers / self._sizes.sqrt()),
+            "window": {"from": self.since, "until": self.until},
+            "units": {"block": [str(b) for b in range(self.blocks)], "sublayer": [str(u) for u in self.sublayers]},
+            "share": self._shares(self._block_sums, self._block_missing),
+            "sublayer_share": self._shares(self._sublayer_sums, self._sublayer_missing),
+            "share_per_parameter": self._shares(self._block_sums, self._block_missing, self._block_sizes),
+            "sublayer_share_per_parameter": self._shares(
+                self._sublayer_sums, self._sublayer_missing, self._sublayer_sizes
+            ),
+            "parameters": {"block": _whole(self._block_sizes), "sublayer": _whole(self._sublayer_sizes)},
+            "steps_without_gradient": {
+                "block": self._block_missing.tolist(),
+                "sublayer": self._sublayer_missing.tolist(),
+            },
+            "parameters_without_gradient": never if self.steps else [],
+            "steps_not_finite": self.not_finite,
+            "details": self.details,
         }
+
+    def _shares(self, sums: Tensor, missing: Tensor, sizes: Tensor | None = None) -> list[Share]:
+        each = sums if sizes is None else sums / sizes.clamp(min=1).sqrt()
+        return share_of([None if m >= self.steps else float(s) for s, m in zip(each, missing.tolist(), strict=True)])
+
+    def save(self, folder: Path | str) -> Path:
+        """Writes `gradient.json` into `folder`, a model's or any other, and returns its path.
+
+        Raises:
+            LeadlineError: no step counted, no block had a gradient, or the file can't be written.
+        """
+        if self.steps == 0:
+            window = f"{self.since} to {self.until or 'the last'}"
+            raise LeadlineError(f"no step was added of those that count ({window}), so there is no gradient share")
+        if all(share is None for share in self.report()["share"]):
+            raise LeadlineError(
+                "no block had a gradient in any step; call measure after backward and before zero_grad, and make "
+                "GradientShare after fully_shard"
+            )
+        return write_gradient(folder, self.report())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps; floats survive JSON exactly."""
-        return {"steps": self.steps, "sublayers": self._sublayers.tolist(), "blocks": self._blocks.tolist()}
+        return {
+            "steps": self.steps,
+            "seen": self.seen,
+            "not_finite": self.not_finite,
+            "sublayers": self._sublayer_sums.tolist(),
+            "blocks": self._block_sums.tolist(),
+            "sublayers_missing": self._sublayer_missing.tolist(),
+            "blocks_missing": self._block_missing.tolist(),
+            "never": [name for name, none in zip(self._ordered(), self._never.tolist(), strict=True) if none],
+            "details": list(self.details),
+        }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continues from `state()`."""
+        """Continues from `state()`. One that was kept before there was a window has fewer entries, which are zero.
+
+        Raises:
+            ValueError: it is another model's.
+        """
+        blocks = torch.tensor(state["blocks"], dtype=torch.float64)
+        sublayers = torch.tensor(state["sublayers"], dtype=torch.float64)
+        if blocks.shape != self._block_sums.shape or sublayers.shape != self._sublayer_sums.shape:
+            raise ValueError(f"the gradient share is that of {len(blocks)} blocks; this model has {self.blocks}")
+        self._block_sums, self._sublayer_sums = blocks, sublayers
         self.steps = int(state["steps"])
-        self._sublayers = torch.tensor(state["sublayers"], dtype=torch.float64)
-        self._blocks = torch.tensor(state["blocks"], dtype=torch.float64)
+        self.seen = int(state.get("seen", self.steps))
+        self.not_finite = int(state.get("not_finite", 0))
+        for name, missing in (("sublayers", self._sublayer_missing), ("blocks", self._block_missing)):
+            missing.copy_(torch.tensor(state.get(f"{name}_missing", [0] * len(missing))))
+        never = set(state.get("never", () if self.steps else self._ordered()))
+        self._never = torch.tensor([name in never for name in self._ordered()], dtype=torch.bool)
+        self.details = list(state.get("details", ()))
+
+    def _ordered(self) -> list[str]:
+        return [self._names[id(parameter)] for parameter in self.parameters]
 
 
-def share_of(norms: list[float]) -> list[float]:
-    """Norms as shares of their sum; zeros where the sum is zero."""
-    return _shares(torch.tensor(norms, dtype=torch.float64))
+def share_of(norms: Sequence[Share]) -> list[Share]:
+    """Norms as shares of their sum; zeros where the sum is zero, None where there is none."""
+    total = math.fsum(norm for norm in norms if norm is not None)
+    return [None if norm is None else norm / total if total > 0 else 0.0 for norm in norms]
 
 
-def _shares(norms: Tensor) -> list[float]:
-    total = float(norms.sum())
-    shares: list[float] = (norms / total if total > 0 else torch.zeros_like(norms)).tolist()
-    return shares
+def _layers(stack: Stack) -> list[int]:
+    """The block as which each block of the stack counts: one that repeats another counts as that one."""
+    config = getattr(stack.model, "config", None)
+    if isinstance(config, DecoderConfig) and len(config.block_layers) == stack.blocks:
+        return list(config.block_layers)
+    return list(range(stack.blocks))
+
+
+def _whole(sizes: Tensor) -> list[int]:
+    return [int(size) for size in sizes.tolist()]
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside `torch.compile` and DistributedDataParallel."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            break
+        model = inner
+    # Where nothing has imported it, no model is wrapped in it.
+    fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    if fsdp is not None and any(isinstance(module, fsdp) for module in model.modules()):
+        raise UsageError(
+            "FullyShardedDataParallel keeps pieces of gradients that can't be told apart by parameter; wrap the model "
+            "with torch.distributed.fsdp.fully_shard"
+        )
+    return model

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import math
 import time
 from collections.abc import Callable
@@ -14,14 +12,14 @@ from typing import Any
 import torch
 
 from leadline.config import to_dict
-from leadline.data import Batch, Loader
+from leadline.data import Loader
 from leadline.designs import count_flops, count_parameters
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import write_json
 from leadline.models import Decoder
-from leadline.ops import chunked_cross_entropy, use_backend
+from leadline.ops import use_backend
 from leadline.ops.choice import why_not
-from leadline.probes import DepthRecord, record
+from leadline.probes import DepthRecord
 from leadline.training.checkpoint import (
     Resume,
     checkpoints,
@@ -31,48 +29,24 @@ from leadline.training.checkpoint import (
     save_checkpoint,
 )
 from leadline.training.config import RunConfig
-from leadline.training.evaluation import Evaluation, autocast, chunk_for, evaluate, loss_of
+from leadline.training.evaluation import Evaluation, evaluate, evaluate_exits
+from leadline.training.gradient_detail import Diversity, detail_of
+from leadline.training.gradient_file import write_gradient
 from leadline.training.gradient_share import GradientShare, share_of
 from leadline.training.interrupt import catch_interrupt
+from leadline.training.interventions import equalise
 from leadline.training.memory import keep_freed_memory, peak_memory
 from leadline.training.optimiser import make_optimiser, rate_at
 from leadline.training.records import Lines
 from leadline.training.resolve import Run, decide, usable_device
 from leadline.training.run_folder import RUN_FILE, claim
+from leadline.training.step import Passes
+from leadline.training.summary import Summary, read_summary
 from leadline.training.tensorboard import Events, require_tensorboard
 
 SAVE_SECONDS = 600.0
 """Between checkpoints, where no number of steps is given."""
 OnStep = Callable[[dict[str, Any]], None]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Summary:
-    """What a finished run says of itself; `summary.json`.
-
-    Attributes:
-        loss: held-out, nats a token.
-        bits_per_byte: held-out.
-        tokens_per_second: of training alone, without evaluations and checkpoints.
-        peak_memory_bytes: of the GPU, or of the process on a CPU.
-        flops_per_token: of training, the operators along depth included.
-        depth_flops_per_token: of these alone.
-        seconds: of training alone.
-    """
-
-    loss: float
-    bits_per_byte: float
-    train_loss: float
-    steps: int
-    tokens: int
-    tokens_per_second: float
-    peak_memory_bytes: int
-    parameters: int
-    flops_per_token: int
-    depth_flops_per_token: int
-    seconds: float
-    learning_rate: float
-    notes: tuple[str, ...]
 
 
 def train(config: RunConfig, out: Path | str, *, resume: Resume = "newest", on_step: OnStep | None = None) -> Summary:
@@ -106,7 +80,7 @@ def train(config: RunConfig, out: Path | str, *, resume: Resume = "newest", on_s
         choose_checkpoint(out, resume)
     claim(out, run)
     if (out / "summary.json").is_file() and resume != "previous":
-        return _read_summary(out / "summary.json")
+        return read_summary(out / "summary.json")
     try:
         return Trainer(run, out, on_step, resume=resume).train()
     except torch.OutOfMemoryError as error:
@@ -130,12 +104,12 @@ class Trainer:
         keep_freed_memory()
         self.model = Decoder(run.model, seed=config.seed).to(self.device)
         self.model.recompute = config.recompute
-        self.forward = torch.compile(self.model) if config.compile else self.model
-        self.hidden = torch.compile(self.model.hidden) if config.compile else self.model.hidden
-        pass_tokens = run.batch_size // config.accumulation * run.context
-        self.loss_chunk = chunk_for(pass_tokens, run.model.vocab_size, config.loss_chunk)
+        self.passes = Passes(self.model, run, self.device)
         self.optimiser = make_optimiser(self.model, config, run.learning_rate)
-        self.share = GradientShare(self.model)
+        self.share = GradientShare(self.model, since=config.gradient_from, until=config.gradient_until)
+        self.equalised: GradientShare | None = None
+        if config.equalise:
+            self.equalised = GradientShare(self.model, since=config.gradient_from, until=config.gradient_until)
         self.loader = Loader(run.data.train, run.batch_size, run.context, config.seed)
         self.step = 0
         self.seconds = 0.0
@@ -158,6 +132,8 @@ class Trainer:
             state = load_checkpoint(chosen, self.model, self.optimiser, self.device)
             self.loader.load(state["loader"])
             self.share.load(state["gradient"])
+            if self.equalised is not None:
+                self.equalised.load(state["equalised"])
         except (LeadlineError, KeyError, TypeError, ValueError) as error:
             older = resume != "previous" and len(checkpoints(self.out)) > 1
             advice = "--resume previous goes on from the checkpoint before it" if older else "start in another folder"
@@ -194,52 +170,45 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         wanted = config.record_every > 0 and step % config.record_every == 0
-        loss, depth = self._gradients(self.loader.next(), wanted)
+        detailed = config.gradient_every > 0 and step % config.gradient_every == 0
+        diversity = Diversity(self.share) if detailed else None
+        losses, depth = self.passes.gradients(self.loader.next(), step, recorded=wanted, diversity=diversity)
+        measured = self.share.measure()
         # The one place where a step waits for the device.
-        found = torch.cat((loss.view(1), self.share.measure())).cpu()
-        loss_value, norms = float(found[0]), found[1:]
-        norm_value = float(torch.linalg.vector_norm(norms, dtype=torch.float64))
-        if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
-            self._stop_at_non_finite(step, loss_value, position)
-        if config.clip is not None and norm_value > config.clip:
-            torch._foreach_mul_([p.grad for p in self.share.parameters if p.grad is not None], config.clip / norm_value)
+        found = torch.cat((torch.stack(losses), measured.values)).cpu()
+        loss, exit_loss, norms = float(found[0]), float(found[1]), measured._replace(values=found[2:])
+        norm = float(torch.linalg.vector_norm(norms.values, dtype=torch.float64))
+        if not (math.isfinite(loss + exit_loss) and math.isfinite(norm)):
+            self._stop_at_non_finite(step, loss + exit_loss, position)
+        self.share.add(norms)
+        if diversity is not None:
+            self.share.note(detail_of(step, self.share, diversity))
+        self._clip(self._equalise(norm))
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        self.share.add(norms)
-        self.step, self.train_loss = step, loss_value
+        self.step, self.train_loss = step, loss
         if step % self.refresh_every == 0:
             self.model.refresh_statistics()
         seconds = time.perf_counter() - begin
         self.seconds += seconds
-        self._tell(rate, norm_value, seconds)
-        if depth is not None:
+        self._tell(rate, norm, seconds, exit_loss)
+        if depth is not None or diversity is not None:
             self._tell_depth(depth)
 
-    def _gradients(self, batch: Batch, wanted: bool) -> tuple[torch.Tensor, DepthRecord | None]:
-        """The mean loss, and gradients in place; the same for any number of passes."""
-        config = self.run.config
-        parts = config.accumulation
-        loss = torch.zeros((), device=self.device)
-        depth = None
-        pieces = zip(batch.tokens.chunk(parts), batch.targets.chunk(parts), strict=True)
-        for number, (tokens, targets) in enumerate(pieces):
-            tokens, targets = tokens.to(self.device), targets.to(self.device)
-            recording: contextlib.AbstractContextManager[DepthRecord | None] = contextlib.nullcontext()
-            recorded = wanted and number == 0
-            if recorded:
-                recording = record(self.model, inspect=True)
-            with recording as seen, autocast(self.device, config.precision):
-                part = self._loss(tokens, targets, compiled=not recorded) / parts
-            depth = seen if seen is not None else depth
-            part.backward()
-            loss = loss + part.detach().float()
-        return loss, depth
+    def _equalise(self, norm: float) -> float:
+        """The norm of the gradients as they are now: made equal over blocks, where the run asks for it."""
+        if self.equalised is None:
+            return norm
+        equalise(self.share)
+        measured = self.equalised.measure()
+        measured = measured._replace(values=measured.values.cpu())
+        self.equalised.add(measured)
+        return float(torch.linalg.vector_norm(measured.values, dtype=torch.float64))
 
-    def _loss(self, tokens: torch.Tensor, targets: torch.Tensor, *, compiled: bool) -> torch.Tensor:
-        if self.loss_chunk is None:
-            return loss_of((self.forward if compiled else self.model)(tokens), targets)
-        hidden = (self.hidden if compiled else self.model.hidden)(tokens)
-        return chunked_cross_entropy(hidden.flatten(0, 1), self.model.head_weight, targets.flatten(), self.loss_chunk)
+    def _clip(self, norm: float) -> None:
+        clip = self.run.config.clip
+        if clip is not None and norm > clip:
+            torch._foreach_mul_([p.grad for p in self.share.parameters if p.grad is not None], clip / norm)
 
     def _stop_at_non_finite(self, step: int, loss: float, position: dict[str, int]) -> None:
         self.optimiser.zero_grad(set_to_none=True)
@@ -252,8 +221,8 @@ class Trainer:
             f"{self.out}. Another run with a lower --lr or a longer --warmup may get past it"
         )
 
-    def _tell(self, rate: float, norm: float, seconds: float) -> None:
-        told = {
+    def _tell(self, rate: float, norm: float, seconds: float, exit_loss: float) -> None:
+        told: dict[str, Any] = {
             "step": self.step,
             "tokens": self.step * self.run.batch_tokens,
             "loss": self.train_loss,
@@ -262,41 +231,52 @@ class Trainer:
             "tokens_per_second": self.run.batch_tokens / seconds,
             "memory_bytes": peak_memory(self.device),
         }
+        skip = self.run.layerskip
+        if skip.exits:
+            told["exit_loss"] = exit_loss
+        if skip.drops:
+            told["dropped"] = sorted(skip.dropped(self.step))
         self.steps_file.add(told)
         if self.events is not None:
-            self.events.add(told)
+            self.events.add({name: value for name, value in told.items() if name != "dropped"})
         if self.on_step is not None:
             self.on_step({**told, "steps": self.run.steps})
 
-    def _tell_depth(self, depth: DepthRecord) -> None:
-        self.depth_file.add(
-            {
-                "step": self.step,
+    def _tell_depth(self, depth: DepthRecord | None) -> None:
+        told: dict[str, Any] = {"step": self.step}
+        if depth is not None:
+            told |= {
                 "read_rms": depth.read_rms,
                 "output_rms": depth.output_rms,
                 "block_output_rms": depth.block_output_rms,
-                "gradient_norm": self.share.last,
-                "gradient_share": share_of(self.share.last),
-                "connection": depth.connection,
             }
-        )
+        told |= {"gradient_norm": self.share.last, "gradient_share": share_of(self.share.last)}
+        if self.equalised is not None:
+            told["equalised_norm"] = self.equalised.last
+        if self.share.details and self.share.details[-1]["step"] == self.step:
+            detail = self.share.details[-1]
+            told |= {"gradient_effective_rank": detail["effective_rank"], "gradient_cosine": detail["cosine"]}
+        if depth is not None:
+            told["connection"] = depth.connection
+        self.depth_file.add(told)
 
     def _evaluate(self) -> Evaluation:
         run = self.run
-        result = evaluate(
-            self.model,
-            run.data.heldout,
-            batch_size=max(1, run.batch_size // run.config.accumulation),
-            context=run.context,
-            tokens=run.config.evaluate_tokens,
-            device=self.device,
-            precision=run.config.precision,
-        )
+        how: dict[str, Any] = {
+            "batch_size": max(1, run.batch_size // run.config.accumulation),
+            "context": run.context,
+            "tokens": run.config.evaluate_tokens,
+            "device": self.device,
+            "precision": run.config.precision,
+        }
+        result = evaluate(self.model, run.data.heldout, **how)
         if not math.isfinite(result.loss):
             raise LeadlineError(
                 f"the held-out loss after step {self.step} is not finite; another run with a lower --lr may do better"
             )
-        told = {"step": self.step, "tokens": self.step * run.batch_tokens, **result._asdict()}
+        told: dict[str, Any] = {"step": self.step, "tokens": self.step * run.batch_tokens, **result._asdict()}
+        if run.layerskip:
+            told["exit_losses"] = evaluate_exits(self.model, run.data.heldout, **how)
         self.evals_file.add(told)
         if self.events is not None:
             self.events.add({"step": self.step, "heldout_loss": result.loss, "bits_per_byte": result.bits_per_byte})
@@ -315,8 +295,17 @@ class Trainer:
             "loader": self.loader.state(),
             "gradient": self.share.state(),
         }
+        if self.equalised is not None:
+            state["equalised"] = self.equalised.state()
         save_checkpoint(self.out, self.model, self.optimiser, state, keep=self.run.config.keep)
+        self._write_gradient()
         self._saved, self._saved_at = self.step, time.monotonic()
+
+    def _write_gradient(self) -> None:
+        report = self.share.report()
+        if self.equalised is not None:
+            report["equalised"] = self.equalised.report()
+        write_gradient(self.out, report)
 
     def _checkpoint_is_due(self) -> bool:
         every = self.run.config.checkpoint_every
@@ -344,19 +333,11 @@ class Trainer:
             depth_flops_per_token=flops.training_depth,
             seconds=self.seconds,
             learning_rate=run.learning_rate,
-            notes=tuple(run.design.notes(run.shape)),
+            notes=tuple(run.notes()),
         )
         try:
-            write_json(self.out / "gradient.json", self.share.report())
+            self._write_gradient()
             write_json(self.out / "summary.json", to_dict(summary))
         except OSError as error:
             raise LeadlineError(f"can't write the summary into {self.out}: {error.strerror or error}") from error
         return summary
-
-
-def _read_summary(path: Path) -> Summary:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Summary(**{**content, "notes": tuple(content["notes"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LeadlineError(f"{path} is damaged ({error}); remove it to finish the run again") from error

@@ -1,4 +1,4 @@
-"""AdamW with decay on matrices alone, and the learning rate's course."""
+"""AdamW or SGD with decay on matrices alone, and the learning rate's course."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ from leadline.training.config import RunConfig
 
 BETAS = (0.9, 0.95)
 EPS = 1e-8
+NO_STATE = "none"
 
 
-def make_optimiser(model: nn.Module, config: RunConfig, learning_rate: float) -> torch.optim.AdamW:
-    """AdamW (0.9, 0.95). Norms, gains, biases and all of a connection's parameters take no weight decay."""
+def make_optimiser(model: nn.Module, config: RunConfig, learning_rate: float) -> torch.optim.Optimizer:
+    """AdamW (0.9, 0.95), or SGD with momentum. Norms, gains, biases and all of a connection's take no weight decay.
+
+    SGD's decay is PyTorch's: `weight_decay · w` joins the gradient after clipping, and so the momentum.
+    """
     decayed, plain = split_by_decay(model, decay_embeddings=config.decay_embeddings)
     groups = [
         {"params": list(decayed.values()), "weight_decay": config.weight_decay},
         {"params": list(plain.values()), "weight_decay": 0.0},
     ]
     given = [group for group in groups if group["params"]]
+    if config.optimizer == "sgd":
+        # Not fused: that one asks for momentum of all parameters or of none, and a dropped block has none yet.
+        return torch.optim.SGD(given, lr=learning_rate, momentum=config.momentum)
     fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
     return torch.optim.AdamW(given, lr=learning_rate, betas=BETAS, eps=EPS, fused=fused)
 
@@ -56,27 +63,43 @@ def rate_at(step: int, steps: int, config: RunConfig) -> float:
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def optimiser_tensors(model: nn.Module, optimiser: torch.optim.AdamW) -> dict[str, Tensor]:
-    """The optimiser's state by parameter name, for safetensors."""
+def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state by parameter name, for safetensors.
+
+    A parameter that has none, because its block was dropped in every step so far, has an empty tensor instead.
+    """
     tensors = {}
     for name, parameter in model.named_parameters():
-        for key, value in optimiser.state.get(parameter, {}).items():
+        state = {key: value for key, value in optimiser.state.get(parameter, {}).items() if value is not None}
+        for key, value in state.items():
             tensors[f"{name}:{key}"] = value.detach().contiguous()
+        if not state and _keys(optimiser) and optimiser.state:
+            tensors[f"{name}:{NO_STATE}"] = torch.zeros(0)
     return tensors
 
 
-def load_optimiser(model: nn.Module, optimiser: torch.optim.AdamW, tensors: dict[str, Tensor]) -> None:
+def load_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """The inverse of `optimiser_tensors`. An optimiser that was saved before its first step has no state.
 
     Raises:
         KeyError: a parameter's state is missing.
     """
-    if not any(key.endswith(":exp_avg") for key in tensors):
+    keys = _keys(optimiser)
+    if not keys or not any(key.endswith(f":{keys[0]}") for key in tensors):
         return
     for name, parameter in model.named_parameters():
+        if f"{name}:{NO_STATE}" in tensors:
+            continue
         state = {}
-        for key in ("exp_avg", "exp_avg_sq", "step"):
+        for key in keys:
             value = tensors[f"{name}:{key}"]
             # Copied: a file's tensors lie unaligned in memory, and sums over them round differently.
             state[key] = value.to(parameter.device, copy=True)
         optimiser.state[parameter] = state
+
+
+def _keys(optimiser: torch.optim.Optimizer) -> tuple[str, ...]:
+    """What the optimiser keeps of each parameter."""
+    if isinstance(optimiser, torch.optim.SGD):
+        return ("momentum_buffer",) if optimiser.defaults["momentum"] else ()
+    return ("exp_avg", "exp_avg_sq", "step")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_folder, write_json
 from leadline.models import Decoder
 from leadline.training.checkpoint import find_checkpoint
-from leadline.training.config import FREE, option
+from leadline.training.config import FREE, RunConfig, option
 from leadline.training.resolve import Run
 
 RUN_FILE = "run.json"
@@ -45,7 +46,8 @@ def _same(out: Path, run: Run) -> None:
     kept, wanted = old.get("config", {}), to_dict(run.config)
     if not isinstance(kept, dict) or not isinstance(kept.get("shape", {}), dict):
         raise LeadlineError(f"{out / RUN_FILE} is damaged: config should be an object; name another folder")
-    kept, wanted = _flat(kept), _flat(wanted)
+    # What a run of an earlier version doesn't name was not there yet, so it ran with the default.
+    kept, wanted = _flat({**_defaults(), **kept}), _flat(wanted)
     for name in {**wanted, **kept}:
         if name not in FREE and kept.get(name) != wanted.get(name):
             raise UsageError(
@@ -55,6 +57,10 @@ def _same(out: Path, run: Run) -> None:
     data = old.get("data")
     if not isinstance(data, dict) or data.get("hash") != run.data.hash:
         raise UsageError(f"--out {out} holds a run on other data; --data {run.config.data} has changed since")
+
+
+def _defaults() -> dict[str, Any]:
+    return {f.name: f.default for f in dataclasses.fields(RunConfig) if f.default is not dataclasses.MISSING}
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import copy
 import json
 import re
 import time
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import report_fixture as fixture
+from html_structure import Structure
 
 from leadline.compare.report import write_report
 from leadline.compare.report.page import render
@@ -31,38 +31,6 @@ PICTURES = (
     "mixing",
     "learning-rates",
 )
-VOID = {"meta", "link", "input", "br", "img", "rect", "path", "circle"}
-
-
-class Structure(HTMLParser):
-    """Collects elements, and complains where one is closed that is not open."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID or tag in ("path", "circle"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open[-1] == tag, f"</{tag}> inside <{self.open[-1]}>"
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
 
 
 @pytest.fixture(scope="module")

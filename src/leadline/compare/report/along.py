@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from leadline.compare.report.pictures import line_of, sublayer
-from leadline.compare.report.values import DesignValues, ReportValues, some
-from leadline.drawing import svg
-from leadline.drawing.lines import Axis, LinePicture, Panel, Point
-from leadline.drawing.pictures import Numbers, Picture, Row
-from leadline.drawing.words import fixed, listed, plain, significant
+from leadline.compare.report.pictures import line_of
+from leadline.compare.report.values import DesignValues, ReportValues
+from leadline.drawing.lines import Panel, Point
+from leadline.drawing.over_blocks import by_block, by_sublayer, over_blocks
+from leadline.drawing.pictures import Picture
+from leadline.drawing.reading import some
+from leadline.drawing.words import plain
 
 
 def along_depth(report: ReportValues) -> list[Picture]:
@@ -23,14 +24,11 @@ def _growth(designs: Sequence[DesignValues]) -> Picture | None:
     def relative(d: DesignValues) -> list[Point]:
         values = d.depth.block_output_rms
         base = values[1] if len(values) > 2 else None
-        return (
-            [(i + 1.0, v / base if v is not None and base else None) for i, v in enumerate(values)][1:] if base else []
-        )
+        return by_block(v / base if v is not None else None for v in values)[1:] if base else []
 
     summed = ", for hyper-connections the mean of their streams" if any(d.depth.mixing for d in designs) else ""
-    return _depth_picture(
-        designs,
-        relative,
+    return over_blocks(
+        [_panel(designs, relative)],
         log=True,
         name="growth",
         heading="Activation growth",
@@ -46,9 +44,8 @@ def _growth(designs: Sequence[DesignValues]) -> Picture | None:
 
 
 def _reads(designs: Sequence[DesignValues]) -> Picture | None:
-    return _depth_picture(
-        designs,
-        lambda d: _by_sublayer(d.depth.read_rms),
+    return over_blocks(
+        [_panel(designs, lambda d: by_sublayer(d.depth.read_rms))],
         log=True,
         name="reads",
         heading="What each sublayer reads",
@@ -59,19 +56,16 @@ def _reads(designs: Sequence[DesignValues]) -> Picture | None:
         note="A read that averages k sources is about √k times smaller than their sum, by averaging alone; hence the "
         "picture of outputs below.",
         tip="{name}, {part}: {y}",
-        by_sublayer=True,
+        sublayers=True,
     )
 
 
 def _outputs(designs: Sequence[DesignValues]) -> Picture | None:
     def part(d: DesignValues, first: int) -> list[Point]:
-        return [(i + 1.0, v) for i, v in enumerate(d.depth.output_rms[first::2])]
+        return by_block(d.depth.output_rms[first::2])
 
-    return _depth_picture(
-        designs,
-        lambda d: part(d, 0),
-        second=lambda d: part(d, 1),
-        titles=("attention", "MLP"),
+    return over_blocks(
+        [_panel(designs, lambda d: part(d, 0), "attention"), _panel(designs, lambda d: part(d, 1), "MLP")],
         log=True,
         name="outputs",
         heading="What each sublayer writes",
@@ -85,12 +79,11 @@ def _outputs(designs: Sequence[DesignValues]) -> Picture | None:
 
 def _gradients(designs: Sequence[DesignValues]) -> Picture | None:
     def percent(d: DesignValues) -> list[Point]:
-        return [(i + 1.0, None if v is None else 100 * v) for i, v in enumerate(d.depth.gradient_share)]
+        return by_block(None if v is None else 100 * v for v in d.depth.gradient_share)
 
     blocks = max((len(d.depth.gradient_share) for d in designs), default=0)
-    return _depth_picture(
-        designs,
-        percent,
+    return over_blocks(
+        [_panel(designs, percent)],
         zero=True,
         name="gradient-share",
         heading="Gradient share",
@@ -109,9 +102,8 @@ def _removal(designs: Sequence[DesignValues]) -> Picture | None:
         return None
     floor = min(0.001, max(values[-1], 1e-6) / 100)
     under = values[0] < floor
-    return _depth_picture(
-        designs,
-        lambda d: [(i + 1.0, v) for i, v in enumerate(d.depth.removal)],
+    return over_blocks(
+        [_panel(designs, lambda d: by_block(d.depth.removal))],
         log=True,
         floor=floor,
         name="removal",
@@ -128,77 +120,5 @@ def _removal(designs: Sequence[DesignValues]) -> Picture | None:
     )
 
 
-def _depth_picture(
-    designs: Sequence[DesignValues],
-    points: Callable[[DesignValues], list[Point]],
-    *,
-    name: str,
-    heading: str,
-    label: str,
-    axis: str,
-    reading: str,
-    tip: str,
-    note: str = "",
-    log: bool = False,
-    zero: bool = False,
-    floor: float | None = None,
-    rule: tuple[float, str] | None = None,
-    second: Callable[[DesignValues], list[Point]] | None = None,
-    titles: tuple[str, str] = ("", ""),
-    decimals: int | None = None,
-    by_sublayer: bool = False,
-) -> Picture | None:
-    """A picture with the blocks along its x axis; None where no design has values."""
-    functions = [points, second] if second else [points]
-    panels = []
-    for title, function in zip(titles, functions, strict=False):
-        lines = [line_of(d, _positive(function(d)) if log and floor is None else function(d)) for d in designs]
-        panels.append(Panel(title=title, series=[s for s in lines if s.values]))
-    series = [s for p in panels for s in p.series]
-    if not series:
-        return None
-    values = [v for s in series for v in s.values]
-    low, high = svg.limits(values if floor is None else [max(v, floor) for v in values], log=log, zero=zero)
-    if rule:
-        low, high = min(low, rule[0]), max(high, rule[0])
-    x_low, x_high = min(p[0] for s in series for p in s.points), max(p[0] for s in series for p in s.points)
-    end = int(x_high) - by_sublayer
-    whole = svg.whole_ticks(int(x_low), max(end, int(x_low)), 12 if not second else 5)
-    at = [(float(v), str(v)) for v in whole] + ([(x_high, "out")] if by_sublayer else [])
-
-    def written(design: str, x: float, y: float) -> str:
-        value = fixed(y, decimals) if decimals else significant(y)
-        return tip.format(name=design, x=plain(x), y=value, part=sublayer(x, x_high))
-
-    picture = LinePicture(
-        label=f"{label}, for {listed([s.name for s in panels[0].series])}.",
-        x=Axis(label="block", low=x_low, high=max(x_high, x_low + 1e-6), at=at),
-        y=Axis(label=axis, low=low, high=high, log=log),
-        panels=panels,
-        rule=rule,
-        floor=floor is not None,
-        tip=written,
-    )
-    numbers = _depth_numbers(panels, lambda v: fixed(v, decimals) if decimals else significant(v), by_sublayer)
-    return Picture(name=name, heading=heading, reading=reading, note=note, body=picture.draw(), numbers=numbers)
-
-
-def _depth_numbers(panels: Sequence[Panel], shown: Callable[[float | None], str], by_sublayer: bool) -> Numbers:
-    several = len(panels) > 1
-    columns = [f"{s.name}, {p.title}" if several else s.name for p in panels for s in p.series]
-    at = [dict(s.points) for p in panels for s in p.series]
-    places = sorted({x for values in at for x in values})
-    label = (lambda x: sublayer(x, places[-1])) if by_sublayer else plain
-    return Numbers(
-        head="sublayer" if by_sublayer else "block",
-        columns=columns,
-        rows=[(label(x), [shown(values.get(x)) for values in at]) for x in places],
-    )
-
-
-def _by_sublayer(values: Row) -> list[Point]:
-    return [(1 + i / 2, v) for i, v in enumerate(values)]
-
-
-def _positive(points: Iterable[Point]) -> list[Point]:
-    return [(x, y if y is not None and y > 0 else None) for x, y in points]
+def _panel(designs: Sequence[DesignValues], points: Callable[[DesignValues], list[Point]], title: str = "") -> Panel:
+    return Panel(title=title, series=[line_of(d, points(d)) for d in designs])

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
 from leadline.compare.report import along, inside, learning, verdict
-from leadline.compare.report.values import DesignValues, ReportValues, number, some, text
-from leadline.drawing import colours
+from leadline.compare.report.values import DesignValues, ReportValues
+from leadline.drawing.page import Page
+from leadline.drawing.page import render as render_page
 from leadline.drawing.pictures import Section
+from leadline.drawing.reading import number, some, text
 from leadline.drawing.words import count, duration, fixed, listed, memory, plain
 
 _ARXIV = re.compile(r"arXiv[: ]?(\d{4}\.\d{4,5})")
@@ -22,37 +21,35 @@ _ARXIV = re.compile(r"arXiv[: ]?(\d{4}\.\d{4,5})")
 def render(results: Mapping[str, Any]) -> str:
     """The whole page as HTML, from what results.json holds. Missing values show as dashes."""
     report = ReportValues.read(results)
-    sections = _sections(report)
-    environment = jinja2.Environment(
-        loader=jinja2.ChoiceLoader(
-            [jinja2.PackageLoader(name) for name in ("leadline.compare.report", "leadline.drawing")]
-        ),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html.j2").render(
-        report=report,
-        colour_rules=Markup(_colour_rules(report.designs)),
-        style=Markup(
-            environment.get_template("report.css.j2").render(
-                light=colours.variables(False), dark=colours.variables(True)
-            )
-        ),
+    page = Page(
+        headline=report.headline,
+        version=report.version,
         summary=_summary(report),
-        first=report.sentences[:2],
+        lead=report.sentences[:2],
         further=report.sentences[2:],
-        lines=verdict.lines(report),
         warnings=_warnings(report),
-        failures=[d for d in report.designs if d.failed or d.error],
-        drawn=[d for d in report.designs if _has_pictures(d)],
-        sections=sections,
+        failures=[_failure(d) for d in report.designs if d.failed or d.error],
+        entries=[replace(d.entry, drawn=_has_pictures(d)) for d in report.designs],
+        legend="designs",
+        sections=_sections(report),
         facts=_facts(report),
-        designs=[_described(d, report) for d in report.designs],
         command=text(report.repeat.get("command")) or report.command,
         install=text(report.repeat.get("install")),
     )
+    # The table of designs has pictures in it, so the page's own would not do.
+    return render_page(
+        page,
+        "report.html.j2",
+        "leadline.compare.report",
+        report=report,
+        lines=verdict.lines(report),
+        designs=[_described(d, report) for d in report.designs],
+    )
+
+
+def _failure(design: DesignValues) -> tuple[str, str]:
+    part = "" if design.failed else " (in part)"
+    return f"{design.name}{part}", design.error or "no error was recorded"
 
 
 def _sections(report: ReportValues) -> list[Section]:
@@ -100,19 +97,6 @@ def _has_pictures(design: DesignValues) -> bool:
         depth.stream_diversity,
     ]
     return bool(design.curve) or any(some(values) for values in lists) or bool(depth.angular_distance)
-
-
-def _colour_rules(designs: Sequence[DesignValues]) -> str:
-    """Only numbers go in here: no word of a user reaches the style sheet."""
-    rules = []
-    order = 0
-    for design in designs:
-        i = design.index
-        rules.append(colours.design_rule(i, order, design.baseline))
-        rules.append(f"body:has(#show-{i}:not(:checked)) .pictures .d{i}{{display:none}}")
-        rules.append(f"body:has(.chip.d{i}:hover) .series:not(.d{i}){{opacity:.13}}")
-        order += not design.baseline
-    return "".join(rules) + colours.classes()
 
 
 def _summary(report: ReportValues) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 from leadline.compare.report.values import DesignValues
@@ -16,15 +15,3 @@ def line_of(design: DesignValues, points: Sequence[Point]) -> Series:
 
 def names(designs: Sequence[DesignValues]) -> str:
     return listed([d.name for d in designs])
-
-
-def sublayer(x: float, last: float) -> str:
-    """The sublayer at place x on the block axis: `block 3 attention`; the readout where x is the whole `last`."""
-    if x == last and x == int(x):
-        return "readout"
-    return f"block {int(x)} {'attention' if x == int(x) else 'MLP'}"
-
-
-def middle(values: Sequence[float]) -> float | None:
-    """The mean, or None for nothing."""
-    return statistics.fmean(values) if values else None

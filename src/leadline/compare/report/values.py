@@ -2,54 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from leadline.drawing.pictures import Row
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        value = float(value)
-    except OverflowError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def row(value: Any) -> Row:
-    """A list of numbers; anything else is an empty list."""
-    return [number(v) for v in value] if isinstance(value, list | tuple) else []
-
-
-def rows(value: Any) -> list[Row]:
-    """A list of lists of numbers, ragged or not."""
-    return [row(v) for v in value] if isinstance(value, list | tuple) else []
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """The value where it is a mapping, otherwise an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def items(value: Any) -> list[Any]:
-    """The value where it is a list, otherwise an empty one."""
-    return list(value) if isinstance(value, list | tuple) else []
-
-
-def text(value: Any) -> str:
-    """The value as text; nothing for None and for a number that is not finite."""
-    missing = value is None or (isinstance(value, float) and not math.isfinite(value))
-    return "" if missing else str(value)
-
-
-def some(values: Row) -> list[float]:
-    """The values that are there."""
-    return [v for v in values if v is not None]
+from leadline.drawing.pictures import Entry, Row
+from leadline.drawing.reading import items, mapping, number, row, rows, text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +107,11 @@ class DesignValues:
     @property
     def failed(self) -> bool:
         return self.status == "failed"
+
+    @property
+    def entry(self) -> Entry:
+        """What pictures need to know of it."""
+        return Entry(index=self.index, name=self.name, key=self.key, baseline=self.baseline)
 
     @classmethod
     def read(cls, index: int, data: Any, baseline: str) -> DesignValues:

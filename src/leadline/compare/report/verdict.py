@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from leadline.compare.report.values import DesignValues, Estimate, ReportValues, some
+from leadline.compare.report.values import DesignValues, Estimate, ReportValues
 from leadline.drawing import svg
+from leadline.drawing.reading import some
 from leadline.drawing.svg import Scale, tag
 from leadline.drawing.words import count, fixed, interval, memory, significant, times
 

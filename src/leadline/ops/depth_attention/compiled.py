@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from leadline.ops.bodies import run
+from leadline.ops.bodies import once, run
 from leadline.ops.next_norm import NextNorm, norm_rows, norm_rows_back, number, over_tokens
 from leadline.ops.precision import wide
 
@@ -155,8 +155,10 @@ def _mixed(
     eps: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The mix in the form of `like`, narrow where it is whole; the norm of it and its root where there is a norm."""
-    for weight, source in zip(weights, sources, strict=True):
-        part = source.to(normaliser.dtype) * (weight / normaliser).unsqueeze(-1)
+    shares = [weight / normaliser for weight in weights]
+    once(*shares)
+    for share, source in zip(shares, sources, strict=True):
+        part = source.to(normaliser.dtype) * share.unsqueeze(-1)
         total = part if total is None else total + part
     assert total is not None
     if not ends:
@@ -258,6 +260,7 @@ def _gradients(
         weight = (scores[i] - lse).exp()
         slope = weight * ((do * source).sum(-1) - pull) * root
         back = slope * root * scores[i] / dim
+        once(weight, slope, back)
         part = slope.unsqueeze(-1) * source
         along = part if along is None else along + part
         grad = weight.unsqueeze(-1) * do + slope.unsqueeze(-1) * direction - back.unsqueeze(-1) * source

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from leadline.ops.bodies import run
+from leadline.ops.bodies import once, run
 from leadline.ops.next_norm import NextNorm, norm_rows, norm_rows_back, number, over_tokens
 from leadline.ops.precision import wide
 
@@ -298,6 +298,7 @@ def backward_body(
     alongs: list[list[Tensor]] = []
     if pool_query is not None and pool_score is not None and dread is not None:
         weights = _softmax(pool_score.unbind(0))
+        once(*weights)
         do = dread.to(dtype)
         products = [(row * do).sum(-1) for row in rows]
         pull = _sum([weight * product for weight, product in zip(weights, products, strict=True)])
@@ -320,13 +321,11 @@ def backward_body(
         alongs.append([slope * (root[i] * dim**-0.5) for i, slope in enumerate(slopes)])
         totals = [t + a.unsqueeze(-1) * gate_query for t, a in zip(totals, alongs[-1], strict=True)]
         backs = [back + slope * gate_score[i] for i, (back, slope) in enumerate(zip(backs, slopes, strict=True))]
-    if alongs:
-        totals = [
-            total - (back * root[i].square() / dim).unsqueeze(-1) * rows[i]
-            for i, (total, back) in enumerate(zip(totals, backs, strict=True))
-        ]
     pooled, gated = None, None
     if alongs:
+        shrinks = [back * root[i].square() / dim for i, back in enumerate(backs)]
+        once(*(number for numbers in (*alongs, shrinks) for number in numbers))
+        totals = [t - shrink.unsqueeze(-1) * row for t, shrink, row in zip(totals, shrinks, rows, strict=True)]
         sums = [_sum([a.unsqueeze(-1) * row for a, row in zip(along, rows, strict=True)]) for along in alongs]
         pooled = sums[0] if pool_query is not None and dread is not None else None
         gated = sums[-1] if dbias is not None else None

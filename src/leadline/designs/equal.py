@@ -1,0 +1,207 @@
+"""Equal training FLOPs: the tokens, the depth or the width at which a variant costs what a reference costs.
+
+    balance = solve(Side(design=resolve("prenorm"), shape=shape, tokens=512_000), resolve("cascade-a2"), vocab_size=257,
+                    batch_tokens=1024)
+    balance.variant.tokens, balance.residual
+
+FLOPs are those of `count_flops`: forward and backward, the operators along depth included. How the three are solved,
+and the bound on what is left over, are ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+from leadline.designs.counting import count_flops, count_parameters
+from leadline.designs.design import Design
+from leadline.designs.presets import ShapeConfig
+from leadline.errors import UsageError
+
+By = Literal["tokens", "depth", "width", "depth+tokens", "width+tokens"]
+WAYS: tuple[By, ...] = ("tokens", "depth", "width", "depth+tokens", "width+tokens")
+RESIDUAL = 0.01
+"""Equal means closer than this share of the reference's FLOPs."""
+WIDTH_STEP = 8
+MOST_BLOCKS = 4096
+MOST_WIDTH = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of two models that should cost the same.
+
+    Attributes:
+        tokens: of training.
+    """
+
+    design: Design
+    shape: ShapeConfig
+    tokens: int
+
+    def flops_per_token(self, vocab_size: int) -> int:
+        """Of training, the operators along depth included."""
+        return count_flops(self.design.decoder(self.shape, vocab_size)).training_total
+
+    def parameters(self, vocab_size: int) -> int:
+        """All of them."""
+        return count_parameters(self.design.decoder(self.shape, vocab_size)).total
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Balance:
+    """A variant that costs what the reference costs.
+
+    Attributes:
+        by: what was solved for.
+        residual: the variant's training FLOPs over the reference's, minus one.
+    """
+
+    reference: Side
+    variant: Side
+    vocab_size: int
+    by: By
+    residual: float
+
+    def rows(self) -> list[dict[str, object]]:
+        """Both models as plain data: name, blocks, MLP width, FLOPs per token, tokens, FLOPs in all, parameters."""
+        found: list[dict[str, object]] = []
+        for side in (self.reference, self.variant):
+            per_token = side.flops_per_token(self.vocab_size)
+            found.append(
+                {
+                    "design": side.design.name,
+                    "blocks": side.shape.blocks,
+                    "hidden": side.shape.hidden,
+                    "flops_per_token": per_token,
+                    "tokens": side.tokens,
+                    "flops": per_token * side.tokens,
+                    "parameters": side.parameters(self.vocab_size),
+                }
+            )
+        return found
+
+
+def solve(
+    reference: Side,
+    variant: Design,
+    *,
+    vocab_size: int,
+    batch_tokens: int,
+    by: By = "tokens",
+    shape: ShapeConfig | None = None,
+) -> Balance:
+    """The variant whose training costs what the reference's costs, within 1 %.
+
+    Args:
+        batch_tokens: tokens come in whole steps of so many.
+        by: what may differ: "tokens", "depth" (the blocks) or "width" (that of the MLP, in multiples of 8); a "+tokens"
+            takes what blocks or widths leave over up in tokens.
+        shape: the variant's, before it is solved; the reference's unless given.
+
+    Raises:
+        UsageError: nothing comes within 1 %; names what does.
+    """
+    if by not in WAYS:
+        raise UsageError(f"--by {by} is not known; {', '.join(WAYS)} work")
+    if batch_tokens < 1 or reference.tokens < 1:
+        raise UsageError(f"tokens={reference.tokens} and batch_tokens={batch_tokens} must be at least 1")
+    side = Side(design=variant, shape=shape or reference.shape, tokens=reference.tokens)
+    budget = reference.flops_per_token(vocab_size) * reference.tokens
+    what, _, rest = by.partition("+")
+    if what == "depth":
+        side = _with_depth(side, budget, vocab_size)
+    elif what == "width":
+        side = _with_width(side, budget, vocab_size)
+    if by == "tokens" or rest:
+        side = dataclasses.replace(side, tokens=_tokens(budget, side.flops_per_token(vocab_size), batch_tokens))
+    residual = side.flops_per_token(vocab_size) * side.tokens / budget - 1
+    if abs(residual) >= RESIDUAL:
+        raise UsageError(_too_far(by, side, residual, budget, vocab_size, batch_tokens))
+    return Balance(reference=reference, variant=side, vocab_size=vocab_size, by=by, residual=residual)
+
+
+def describe(balance: Balance) -> str:
+    """Both models in a table, and what is left over between them."""
+    rows = balance.rows()
+    heads = ("design", "blocks", "MLP width", "FLOPs/token", "tokens", "training FLOPs", "parameters")
+    lines = [heads] + [
+        (
+            str(row["design"]),
+            str(row["blocks"]),
+            str(row["hidden"]),
+            f"{row['flops_per_token']:,}",
+            f"{row['tokens']:,}",
+            f"{row['flops']:.4g}",
+            f"{row['parameters']:,}",
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    shown = [
+        "  ".join(
+            f"{cell:<{width}}" if column == 0 else f"{cell:>{width}}"
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
+    return "\n".join([*shown, f"equal by {balance.by}; the variant's training FLOPs are {balance.residual:+.2%} off"])
+
+
+def _tokens(budget: int, per_token: int, batch_tokens: int) -> int:
+    """Whole steps, the nearest to the budget, at least one."""
+    return max(1, round(budget / (per_token * batch_tokens))) * batch_tokens
+
+
+def _with_depth(side: Side, budget: int, vocab_size: int) -> Side:
+    def at(blocks: int) -> Side:
+        return dataclasses.replace(side, shape=dataclasses.replace(side.shape, blocks=blocks))
+
+    return _nearest(at, side.shape.blocks, budget, vocab_size, MOST_BLOCKS)
+
+
+def _with_width(side: Side, budget: int, vocab_size: int) -> Side:
+    def at(steps: int) -> Side:
+        return dataclasses.replace(side, shape=dataclasses.replace(side.shape, hidden=WIDTH_STEP * steps))
+
+    start = max(1, side.shape.hidden // WIDTH_STEP)
+    return _nearest(at, start, budget, vocab_size, MOST_WIDTH // WIDTH_STEP)
+
+
+def _nearest(at: Callable[[int], Side], start: int, budget: int, vocab_size: int, most: int) -> Side:
+    """The size from 1 on whose cost is nearest to the budget, for a cost that grows with it.
+
+    The search sets out from a size that works: a connection may not fit a stack of a few blocks.
+    """
+
+    def cost(size: int) -> int:
+        side = at(size)
+        return side.flops_per_token(vocab_size) * side.tokens
+
+    low = high = start
+    while cost(high) < budget and high < most:
+        low, high = high, min(most, 2 * high)
+    while cost(low) > budget and low > 1:
+        low, high = low - max(1, low // 8), low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost(middle) < budget else (low, middle)
+    return at(min((low, high), key=lambda size: abs(cost(size) - budget)))
+
+
+def _too_far(by: By, side: Side, residual: float, budget: int, vocab_size: int, batch_tokens: int) -> str:
+    if by == "tokens" or "+" in by:
+        step = side.flops_per_token(vocab_size) * batch_tokens
+        share = step / budget
+        steps = round(1 / (2 * RESIDUAL))
+        return (
+            f"{side.design.name}: the nearest in whole steps of {batch_tokens} tokens is {residual:+.1%} off the "
+            f"reference's training FLOPs, not within {RESIDUAL:.0%}, because one step is {share:.1%} of them; more "
+            f"than {steps} steps (--tokens) or a smaller batch work"
+        )
+    what = f"{side.shape.blocks} blocks" if by == "depth" else f"an MLP width of {side.shape.hidden}"
+    return (
+        f"{side.design.name}: the nearest there is, {what}, is {residual:+.1%} off the reference's training FLOPs, not "
+        f"within {RESIDUAL:.0%}; --by tokens works, and --by {by}+tokens takes the rest up in tokens"
+    )

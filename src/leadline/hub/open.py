@@ -1,0 +1,189 @@
+"""A model from its folder, whoever wrote it: a run's, one that `Decoder.save` wrote, or Hugging Face's.
+
+    opened = open_model("runs/demo/runs/mgr-seed0")        # or a folder with a Hugging Face model
+    opened.stack.logits(tokens)
+
+Safetensors only, no code from the folder, nothing from the network.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from leadline.data import FileTokenizer, Tokenizer, load_tokenizer
+from leadline.data.tokenizers import FILE
+from leadline.errors import LeadlineError, UsageError
+from leadline.hub.saving import load_causal_lm
+from leadline.models import Decoder
+from leadline.models.saving import CONFIG
+from leadline.stacks import Stack, stack_of
+from leadline.training import load_model
+from leadline.training.resolve import usable_device
+from leadline.training.run_folder import RUN_FILE
+
+Kind = Literal["run", "leadline", "hugging-face"]
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model, ready to be measured, and its tokenizer.
+
+    Attributes:
+        stack: the model as a stack of blocks, in evaluation mode.
+        tokenizer: of this model. It adds no tokens of its own to a text.
+        kind: what the folder is.
+        path: the folder.
+        begins: the token that every text should begin with, where the model's own tokenizer adds one (Gemma, Llama);
+            None otherwise.
+    """
+
+    stack: Stack
+    tokenizer: Tokenizer
+    kind: Kind
+    path: Path
+    begins: int | None = None
+
+
+def kind_of(path: Path | str) -> Kind:
+    """What a model's folder is.
+
+    Raises:
+        UsageError: there is no such folder, or no model in it.
+        LeadlineError: its `config.json` can't be read.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise UsageError(
+            f"{path} is no folder; MODEL is a run's folder, one with {CONFIG} and model.safetensors, or a Hugging "
+            "Face model's. Nothing is downloaded"
+        )
+    if (path / RUN_FILE).is_file():
+        return "run"
+    if not (path / CONFIG).is_file():
+        raise UsageError(f"{path} holds no model: neither {RUN_FILE} of a run nor {CONFIG} is there")
+    config = _read_config(path)
+    return "hugging-face" if "model_type" in config or "architectures" in config else "leadline"
+
+
+def open_model(
+    path: Path | str, device: str = "cpu", *, layers: str | None = None, dtype: torch.dtype | None = None
+) -> OpenedModel:
+    """The model in a folder, and its tokenizer.
+
+    Args:
+        path: a run's folder, a folder that `Decoder.save` wrote beside a tokenizer, or a Hugging Face folder.
+        device: where the model goes.
+        layers: the name of the list of blocks, such as "transformer.h", where it isn't found by itself.
+        dtype: of the weights; as they are stored unless given.
+
+    Raises:
+        UsageError: no such folder, no model or no tokenizer in it, weights that are pickles, blocks that aren't found,
+            or a device that can't be used.
+        LeadlineError: a file is damaged, or a package is missing.
+    """
+    path, place = Path(path), usable_device(device)
+    kind = kind_of(path)
+    model: Any
+    if kind == "hugging-face":
+        model = _load_hugging_face(path, dtype)
+        tokenizer, begins = _hugging_face_tokenizer(path, getattr(model.config, "eos_token_id", None))
+    elif kind == "run":
+        model, tokenizer = load_model(path)
+        begins = None
+    else:
+        model, tokenizer = Decoder.load(path, dtype=dtype), load_tokenizer(path)
+        begins = None
+    if kind == "run" and dtype is not None:
+        model = model.to(dtype)
+    stack = stack_of(model.to(place).eval(), blocks=layers)
+    if tokenizer.vocab_size > stack.vocab_size:
+        raise UsageError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model {stack.vocab_size}: "
+            f"the {FILE} in {path} is not this model's"
+        )
+    return OpenedModel(stack, tokenizer, kind, path, begins)
+
+
+def _load_hugging_face(path: Path, dtype: torch.dtype | None) -> Any:
+    if not any(path.glob("*.safetensors")):
+        pickles = sorted(file.name for ending in ("*.bin", "*.pt", "*.pth") for file in path.glob(ending))
+        if pickles:
+            raise UsageError(
+                f"the weights in {path} are pickles ({pickles[0]}), which can run any code when they are loaded; "
+                "write them as safetensors where you trust them: model.save_pretrained(FOLDER)"
+            )
+        raise UsageError(f"there are no weights (*.safetensors) in {path}")
+    try:
+        import transformers  # noqa: F401 (only whether it is there)
+    except ImportError as error:
+        raise LeadlineError('Hugging Face models need the package transformers: pip install "leadline[hf]"') from error
+    try:
+        return load_causal_lm(path, dtype or _stored_dtype(_read_config(path)))
+    except LeadlineError as error:
+        raise LeadlineError(f"{path}: {error}") from error
+
+
+def _stored_dtype(config: dict[str, Any]) -> torch.dtype:
+    """What the configuration says, by any of the names it goes by; float32 otherwise."""
+    texts = config.get("text_config")
+    for entries in (config, texts if isinstance(texts, dict) else {}):
+        dtype = getattr(torch, str(entries.get("dtype") or entries.get("torch_dtype")), None)
+        if isinstance(dtype, torch.dtype):
+            return dtype
+    return torch.float32
+
+
+def _hugging_face_tokenizer(path: Path, eos: int | list[int] | None) -> tuple[Tokenizer, int | None]:
+    """The tokenizer, and the token that it would begin every text with, if any."""
+    import tokenizers
+
+    if not (path / FILE).is_file():
+        return _from_other_files(path)
+    content = (path / FILE).read_text(encoding="utf-8")
+    try:
+        tokenizer = load_tokenizer(path)
+    except UsageError:
+        # It doesn't say what ends a document; the model's configuration may.
+        number = eos[0] if isinstance(eos, list) else eos
+        name = None if number is None else tokenizers.Tokenizer.from_str(content).id_to_token(number)
+        if name is None:
+            raise
+        tokenizer = load_tokenizer(path, separator=name)
+    return tokenizer, _begins(content)
+
+
+def _from_other_files(path: Path) -> tuple[Tokenizer, int | None]:
+    """A tokenizer that is stored in other files than `tokenizer.json`, as transformers converts it."""
+    from transformers import AutoTokenizer
+
+    try:
+        load: Any = AutoTokenizer.from_pretrained
+        found = load(str(path), local_files_only=True, trust_remote_code=False)
+        content = found.backend_tokenizer.to_str()
+    except Exception as error:  # whatever the library objects to is the reason
+        raise UsageError(f"there is no tokenizer in {path} that can be read ({FILE} is missing): {error}") from error
+    return FileTokenizer(content, separator=found.eos_token, name=FILE, where=str(path)), _begins(content)
+
+
+def _begins(content: str) -> int | None:
+    import tokenizers
+
+    inner = tokenizers.Tokenizer.from_str(content)
+    whole, plain = inner.encode("a").ids, inner.encode("a", add_special_tokens=False).ids
+    return int(whole[0]) if whole and whole[0] not in plain[:1] else None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / CONFIG
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LeadlineError(f"can't read {file}: {error}") from error
+    if not isinstance(config, dict):
+        raise LeadlineError(f"{file} is damaged: it should hold an object")
+    return config

@@ -1,0 +1,250 @@
+"""Saving a pruned Hugging Face model so that it loads again, and saying so only once it has.
+
+    saved = save_pruned(model, [20, 21, 25], Path("smaller"), tokenizer=tokenizer)
+
+Everything is written into a folder beside the one asked for, loaded from there with `AutoModelForCausalLM` as anyone
+would, compared, and only then renamed into place. A model that would not come back the same leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leadline.errors import LeadlineError, UsageError
+from leadline.files import check_folder, sync_folder, write_json
+from leadline.hub.agreement import check_cache, check_same_logits, logits_of, passing_through, sample_tokens
+from leadline.hub.config_lists import value_at
+from leadline.hub.surgery import Place, check_same_block, find_blocks, operate
+
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja",
+    "chat_template.json",
+)  # fmt: skip
+
+
+_IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedModel:
+    """A model that was saved, loaded again and found the same.
+
+    Attributes:
+        folder: where it is.
+        model: it, as loaded again.
+        kept: the numbers that its blocks had before the cut, from 0.
+        removed: those that went.
+        parameters: how many it has, tied ones once.
+        parameters_before: how many there were.
+        difference: the largest difference of its logits from those of the whole model passing the blocks by.
+        steps: of generation, compared with the cache and without.
+        changed: what was changed in the configuration, by path.
+    """
+
+    folder: Path
+    model: Any
+    kept: tuple[int, ...]
+    removed: tuple[int, ...]
+    parameters: int
+    parameters_before: int
+    difference: float
+    steps: int
+    changed: dict[str, Any] = field(default_factory=dict)
+
+
+def save_pruned(
+    model: Any,
+    blocks: Collection[int],
+    folder: Path,
+    *,
+    tokenizer: Any = None,
+    record: dict[str, Any] | None = None,
+    tokens: Tensor | None = None,
+    layers: str | None = None,
+) -> SavedModel:
+    """Removes blocks and saves what is left as safetensors with its configuration.
+
+    Compared before the folder appears, in the model's own dtype: the logits of the whole model passing the blocks by,
+    of the cut model, and of the model loaded again; its blocks and parameters; every list of its configuration; and
+    generation with and without the cache.
+
+    Args:
+        model: a `transformers.PreTrainedModel`; stays as it is.
+        blocks: the numbers of the blocks to remove, from 0.
+        folder: a new or empty folder.
+        tokenizer: a tokenizer of the library, or the folder that holds its files.
+        record: written beside the weights as `pruning.json`.
+        tokens: to compare with, (B, T) int64; random ones without.
+        layers: the name of the list of blocks, such as "model.layers"; found without.
+
+    Raises:
+        UsageError: the folder holds something, or a block that isn't there.
+        LeadlineError: the model cannot be cut, or does not come back the same; nothing is left behind.
+    """
+    _check_new(folder)
+    surgery = operate(model, blocks, layers=layers)
+    removed = tuple(block for block in range(surgery.blocks) if block not in surgery.kept)
+    tokens = sample_tokens(model) if tokens is None else tokens.to(model.device)
+    with passing_through(model.get_submodule(surgery.layers), removed):
+        expected = logits_of(model, tokens)
+    check_same_logits(expected, logits_of(surgery.model, tokens), "the cut model against passing the blocks by")
+    loaded, difference, steps = _save_and_load(
+        surgery.model, folder, tokenizer, record, tokens, expected, surgery.cut.changed
+    )
+    return SavedModel(
+        folder=folder,
+        model=loaded,
+        kept=surgery.kept,
+        removed=removed,
+        parameters=_count(loaded),
+        parameters_before=_count(model),
+        difference=difference,
+        steps=steps,
+        changed=surgery.cut.changed,
+    )
+
+
+def save_checked(model: Any, folder: Path, *, tokenizer: Any = None, record: dict[str, Any] | None = None) -> Any:
+    """Saves a model as it is (a pruned one that was trained further) with the same comparison, and returns it loaded.
+
+    Raises:
+        UsageError: the folder holds something.
+        LeadlineError: it does not come back the same; nothing is left behind.
+    """
+    _check_new(folder)
+    tokens = sample_tokens(model)
+    return _save_and_load(model, folder, tokenizer, record, tokens, logits_of(model, tokens), {})[0]
+
+
+def load_causal_lm(folder: Path, dtype: torch.dtype, *, like: Any = None) -> Any:
+    """A model from a folder, on the CPU, from safetensors only and without the network.
+
+    Args:
+        like: a model whose attention and experts are computed the same way, so that the logits can be compared.
+
+    Raises:
+        LeadlineError: it cannot be loaded, or a weight is missing, left over or of another shape.
+    """
+    from transformers import AutoModelForCausalLM
+
+    options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "dtype": dtype}
+    if like is not None:
+        implementations = {name: getattr(like.config, f"_{name}") for name in _IMPLEMENTATIONS}
+        options |= {name: value for name, value in implementations.items() if value is not None}
+    load: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        with _quiet():
+            model, info = load(str(folder), output_loading_info=True, **options)
+    except Exception as error:  # Whatever the library objects to is the reason.
+        raise LeadlineError(f"AutoModelForCausalLM cannot load it: {error}") from error
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        entries = sorted(map(str, info.get(kind) or ()))
+        if entries:
+            more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
+            raise LeadlineError(f"loading it again gives {kind.replace('_', ' ')}: {entries[0]}{more}")
+    return model
+
+
+def _save_and_load(
+    model: Any,
+    folder: Path,
+    tokenizer: Any,
+    record: dict[str, Any] | None,
+    tokens: Tensor,
+    expected: Tensor,
+    changed: dict[str, Any],
+) -> tuple[Any, float, int]:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        try:
+            with _quiet():
+                model.save_pretrained(partial)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise LeadlineError(f"{type(model).__name__} cannot be saved: {error}") from error
+        _write_tokenizer(tokenizer, partial)
+        if record is not None:
+            write_json(partial / "pruning.json", record)
+        loaded = load_causal_lm(partial, model.dtype, like=model).to(model.device).eval()
+        _check_shape(model, loaded, changed)
+        difference = check_same_logits(expected, logits_of(loaded, tokens), "the model loaded again")
+        steps = check_cache(loaded, tokens)
+        _put_in_place(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return loaded, difference, steps
+
+
+def _check_shape(model: Any, loaded: Any, changed: dict[str, Any]) -> None:
+    """The loaded model is the pruned one in everything that logits of a short text need not show."""
+    if type(loaded) is not type(model):
+        raise LeadlineError(f"{type(model).__name__} comes back as {type(loaded).__name__}")
+    (name, blocks), (other, others) = find_blocks(model), find_blocks(loaded)
+    if (name, len(blocks)) != (other, len(others)):
+        raise LeadlineError(f"{len(blocks)} blocks were saved and {len(others)} come back")
+    if _count(model) != _count(loaded):
+        raise LeadlineError(f"{_count(model):,} parameters were saved and {_count(loaded):,} come back")
+    everything = tuple(range(len(blocks)))
+    for position, (block, again) in enumerate(zip(blocks, others, strict=True)):
+        check_same_block(block, again, Place(position, position, len(blocks), everything))
+    for path, value in changed.items():
+        there = value_at(loaded.config, path)
+        if there != value:
+            raise LeadlineError(f"the configuration comes back with {path} = {there} instead of {value}")
+
+
+def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    if tokenizer is None:
+        return
+    if not isinstance(tokenizer, str | Path):
+        tokenizer.save_pretrained(folder)
+        return
+    for name in _TOKENIZER_FILES:
+        if (Path(tokenizer) / name).is_file():
+            shutil.copyfile(Path(tokenizer) / name, folder / name)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's progress bars, which fill a log."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _check_new(folder: Path) -> None:
+    check_folder(folder, "--out")
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"--out {folder} holds something already; name a new or empty folder")
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    mode = (partial / "config.json").stat().st_mode
+    for path in partial.iterdir():
+        path.chmod(mode)  # Weights are written for their owner alone.
+        with open(path, "rb") as handle:
+            os.fsync(handle.fileno())
+    sync_folder(partial)
+    os.replace(partial, folder)
+    sync_folder(folder.parent)
+
+
+def _count(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

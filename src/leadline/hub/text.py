@@ -1,0 +1,179 @@
+"""Text for an opened model, in its own tokens: held out to measure on, and training text for gradients and healing.
+
+A window holds `context` predictions, of which the last `stride` count. With `stride == context` windows don't overlap
+and every prediction counts. A perplexity depends on both numbers, so both stand in the result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from leadline.data import Batch, DataSet, Files, Loader, Split, fetch, prepare_corpus, resolve
+from leadline.data.dataset import is_dataset
+from leadline.data.named import NAMED, SOTU, cache_folder
+from leadline.errors import UsageError
+from leadline.hub.open import OpenedModel
+
+IGNORED = -100
+"""The target of a prediction that doesn't count: `F.cross_entropy` passes it by."""
+
+LONGEST_CONTEXT = 512
+"""Of a measurement, unless one is given: models made for longer texts need much more time and memory. [ours]"""
+
+TEXT_HELDOUT = 0.1
+"""The share of plain text files that is held out. [ours]"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """Windows of held-out text.
+
+    Attributes:
+        batches: tokens and targets, (B, T) int64 on the CPU. Where `stride < context`, the targets that don't count are
+            `IGNORED`.
+        bytes_per_token: of the text.
+        context: predictions in a window.
+        stride: how many of them count, the last ones.
+        tokens: predictions that count, in all.
+        begins: the token put before every window, if any.
+    """
+
+    batches: list[Batch]
+    bytes_per_token: float
+    context: int
+    stride: int
+    tokens: int
+    begins: int | None
+
+
+def dataset_for(opened: OpenedModel, data: str | Path) -> DataSet:
+    """A data set in the model's own tokens.
+
+    Args:
+        data: `sotu`, a prepared folder whose tokenizer is the model's, or text files (.txt, .jsonl, .parquet; a file,
+            a folder or a pattern). Speeches and files are tokenized once and kept in the cache.
+
+    Raises:
+        UsageError: there is no such data, or it was prepared with another tokenizer.
+        LeadlineError: a file is damaged.
+    """
+    tokenizer = opened.tokenizer
+    if str(data) == SOTU:
+        if tokenizer.name == "bytes":
+            return resolve(SOTU)
+        folder = cache_folder() / "data" / f"{SOTU}-{tokenizer.hash[:16]}"
+        return DataSet.open(folder) if is_dataset(folder) else fetch(SOTU, folder, tokenizer).open()
+    if str(data) in NAMED or is_dataset(Path(data)):
+        found = resolve(data)
+        found.require_tokenizer(tokenizer.hash, str(opened.path))
+        return found
+    files = Files([data])
+    folder = cache_folder() / "data" / f"text-{_hash(files.paths)}-{tokenizer.hash[:16]}"
+    if is_dataset(folder):
+        return DataSet.open(folder)
+    return prepare_corpus(files, folder, tokenizer, heldout=TEXT_HELDOUT, existing="keep").open()
+
+
+def default_context(opened: OpenedModel) -> int:
+    """Predictions in a window, unless a number is given: what the model was made for, up to 512."""
+    return min(opened.stack.context, LONGEST_CONTEXT)
+
+
+def heldout_batches(
+    opened: OpenedModel,
+    data: str | Path | DataSet,
+    *,
+    context: int | None = None,
+    tokens: int | None = None,
+    batch_size: int = 8,
+    stride: int | None = None,
+) -> Text:
+    """Windows of the held-out part, spread evenly over it: the same ones every time.
+
+    Args:
+        data: see `dataset_for`; or a data set.
+        context: predictions in a window; `default_context` unless given.
+        tokens: predictions that count, at most; at least one window comes. None is all.
+        batch_size: windows in a batch; the last batch may hold fewer.
+        stride: how many predictions of a window count; `context` unless given.
+
+    Raises:
+        UsageError: a number out of range, or a split too short for one window.
+    """
+    split = (data if isinstance(data, DataSet) else dataset_for(opened, data)).heldout
+    context = default_context(opened) if context is None else context
+    stride = context if stride is None else stride
+    if not 1 <= stride <= context:
+        raise UsageError(f"--stride {stride} is out of range; with --context {context} it can be 1 to {context}")
+    if batch_size < 1:
+        raise UsageError(f"--batch-size {batch_size} must be at least 1")
+    split.windows(context)
+    starts = _starts(split, context, stride, tokens)
+    batches = []
+    for first in range(0, len(starts), batch_size):
+        rows = [split.read(start, context + 1) for start in starts[first : first + batch_size]]
+        whole = torch.from_numpy(np.stack(rows))
+        batch = begun(Batch(whole[:, :-1].contiguous(), whole[:, 1:].contiguous()), opened.begins)
+        batch.targets[:, : context - stride] = IGNORED
+        batches.append(batch)
+    return Text(
+        batches=batches,
+        bytes_per_token=split.bytes_per_token,
+        context=context,
+        stride=stride,
+        tokens=len(starts) * stride,
+        begins=opened.begins,
+    )
+
+
+def training_batches(
+    opened: OpenedModel,
+    data: str | Path | DataSet,
+    *,
+    context: int | None = None,
+    tokens: int,
+    batch_size: int = 8,
+    seed: int = 0,
+) -> list[Batch]:
+    """About `tokens` predictions of the training part, in windows that the seed chooses; none of them is held out.
+
+    Raises:
+        UsageError: a number out of range, or a split too short for one window.
+    """
+    split = (data if isinstance(data, DataSet) else dataset_for(opened, data)).train
+    context = default_context(opened) if context is None else context
+    windows = min(max(1, tokens // context), split.windows(context))
+    size = min(batch_size, windows)
+    loader = Loader(split, size, context, seed)
+    return [begun(loader.next(), opened.begins) for _ in range(-(-windows // size))]
+
+
+def begun(batch: Batch, begins: int | None) -> Batch:
+    """The batch with `begins` before every window, whose first token is predicted too; as it is without one."""
+    if begins is None:
+        return batch
+    first = torch.full_like(batch.tokens[:, :1], begins)
+    return Batch(torch.cat((first, batch.tokens[:, :-1]), dim=1), batch.tokens.clone())
+
+
+def _starts(split: Split, context: int, stride: int, tokens: int | None) -> list[int]:
+    """Where the windows begin."""
+    count = (split.tokens - 1 - (context - stride)) // stride
+    wanted = count if tokens is None else max(1, min(count, tokens // stride))
+    return [index * count // wanted * stride for index in range(wanted)]
+
+
+def _hash(paths: list[Path]) -> str:
+    """Identifies the files by their names and content."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in paths:
+        digest.update(path.name.encode() + b"\0")
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,104 @@
+"""Compiling a decoder block by block: once for every kind of block, not once a layer.
+
+Blocks that differ in their weights alone are one kind: a uniform PreNorm stack has one, CascadeFormer's A2 three. What
+a compiler takes for a constant makes another kind: widths, norms, and what a connection keeps of its place. Multi-Gate
+Residuals and Attention Residuals have about as many kinds as blocks for that reason; compile these models whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+
+from leadline.connections.base import State
+from leadline.models.block import Block, Tokens
+from leadline.models.cache import CacheEntry
+from leadline.models.decoder import Decoder
+
+STARTS = ("_start", "training")
+"""Endings of attributes that the forward pass doesn't read, or that change on their own."""
+FACTOR = "norm_scale"
+"""LNS's factor: a number that compiled code takes as an input, so that blocks that differ in it share code."""
+
+
+@dataclasses.dataclass
+class CompiledForward:
+    """What stands in for a block's `forward`; the block's hooks run outside of it.
+
+    Generation with a cache runs uncompiled: the cache grows with every token.
+    """
+
+    block: Block
+    compiled: Callable[..., State]
+
+    def __call__(
+        self,
+        state: State,
+        tokens: Tokens,
+        cache: CacheEntry | None = None,
+        skip_attention: bool = False,
+        skip_mlp: bool = False,
+    ) -> State:
+        """As `Block.forward`."""
+        if cache is not None:
+            return Block.forward(self.block, state, tokens, cache, skip_attention, skip_mlp)
+        return self.compiled(self.block, state, tokens, None, skip_attention, skip_mlp)
+
+
+def compile_blocks(model: Decoder, *, backend: str | Callable[..., Any] = "inductor") -> int:
+    """Makes every block run compiled, blocks of one kind from one compiled function; returns the number of kinds.
+
+    Code is compiled when a block first runs: for training once a kind, and once more where another batch or length
+    turns sizes into variables (or LNS's factor). A kind has a function of its own, so that many kinds don't run into
+    the compiler's limit on recompiling one function; where one does, the run fails rather than going on uncompiled.
+
+    Args:
+        backend: as `torch.compile` takes it.
+    """
+    compiled: dict[str, Callable[..., State]] = {}
+    for block in cast(list[Block], list(model.blocks)):
+        kind = kind_of(block)
+        if kind not in compiled:
+            compiled[kind] = torch.compile(_own_function(), backend=backend, fullgraph=True)
+        block.forward = CompiledForward(block, compiled[kind])  # type: ignore[method-assign]
+    return len(compiled)
+
+
+def kind_of(block: Block) -> str:
+    """What compiled code of this block takes for granted, as text: equal for blocks that can share code."""
+    parts = [f"factor {block.norm_scale != 1.0}"]
+    for name, module in block.named_modules():
+        plain = {
+            key: value
+            for key, value in sorted(vars(module).items())
+            if not key.startswith("_") and not key.endswith(STARTS) and key != FACTOR and _is_plain(value)
+        }
+        tensors = [
+            (key, tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+            for key, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        ]
+        parts.append(f"{name} {type(module).__name__} {plain} {tensors}")
+    return "\n".join(parts)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    is_config = dataclasses.is_dataclass(value) and not isinstance(value, CompiledForward)
+    return value is None or isinstance(value, int | float | str | torch.dtype) or is_config
+
+
+def _own_function() -> Callable[..., State]:
+    """`Block.forward` with a code object of its own: compiled code is kept with the code object."""
+    forward = Block.forward
+    return types.FunctionType(
+        forward.__code__.replace(co_name="forward_of_one_kind"),
+        forward.__globals__,
+        "forward_of_one_kind",
+        forward.__defaults__,
+        forward.__closure__,
+    )

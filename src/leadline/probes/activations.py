@@ -1,0 +1,195 @@
+"""How large activations are along depth, and how heavy their tails: blocks' outputs and sublayers' outputs.
+
+Of each tensor (B, T, D), over all batches:
+
+    rms            the mean over tokens of the root mean square over the width, as in `record`
+    max            the largest |x|
+    median         of |x| over all entries, from a histogram of 128 bins an octave: within 1/256 of the true value
+    kurtosis       excess kurtosis of all entries, E (x − μ)⁴ / (E (x − μ)²)² − 3: 0 for a normal distribution
+    massive_ratio  max / median, after arXiv 2402.17762 (massive activations)
+
+and of each block ‖before‖ / ‖after − before‖, the residual-to-update ratio: the harmonic mean over tokens, so that a
+token that the block leaves alone adds nothing rather than infinity. What is summed and how are our choices.
+
+"before" and "after" are what `StackWatcher.on_block` tells: reads, where the connection isn't additive. A readout that
+sums n streams (hyper-connections) counts as their mean, as in `record`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leadline.probes.passes import Measure, wide
+from leadline.probes.watch import readout_of
+from leadline.stacks import Stack
+
+NAMES = ("rms", "max", "median", "kurtosis", "massive_ratio")
+_BINS = 1 << 15
+
+
+class Sizes:
+    """The sizes of one place in depth, summed over batches. Keeps about 256 KiB on the tensors' device."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.rms_total: Tensor | None = None
+        self.largest: Tensor | None = None
+        self.histogram: Tensor | None = None
+        self.moments = Moments()
+
+    @torch.no_grad()
+    def add(self, x: Tensor) -> None:
+        """One batch, (..., D)."""
+        x = x.detach()
+        if x.numel() == 0:
+            return
+        accurate = x if x.dtype == torch.float64 else x.float()
+        rms = (torch.linalg.vector_norm(accurate, dim=-1) / x.shape[-1] ** 0.5).sum()
+        size = accurate.abs().float()
+        histogram = torch.bincount(_bins(size).flatten(), minlength=_BINS)
+        if self.rms_total is None or self.largest is None or self.histogram is None:
+            self.rms_total, self.largest, self.histogram = rms, size.max(), histogram
+        else:
+            self.rms_total = self.rms_total + rms
+            self.largest = torch.maximum(self.largest, size.max())
+            self.histogram += histogram
+        self.tokens += _vectors(x)
+        self.moments.add(x)
+
+    def result(self) -> dict[str, float | None]:
+        """The five numbers; None where nothing came by or a number isn't defined."""
+        if self.rms_total is None or self.largest is None or self.histogram is None:
+            return dict.fromkeys(NAMES)
+        largest, median = float(self.largest), histogram_median(self.histogram)
+        return {
+            "rms": float(self.rms_total) / self.tokens,
+            "max": largest,
+            "median": median,
+            "kurtosis": self.moments.excess_kurtosis(),
+            "massive_ratio": largest / median if median > 0 else None,
+        }
+
+
+class Moments:
+    """Count, mean and the central moments 2 to 4 in float64, merged batch by batch.
+
+    Merging central moments keeps the digits that sums of powers would lose. Source: Pébay, Sandia report
+    SAND2008-6212, equations 1.5 and following.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = self.m2 = self.m3 = self.m4 = 0.0
+
+    def add(self, x: Tensor) -> None:
+        """All entries of one batch."""
+        values = wide(x)
+        mean = values.mean()
+        off = values - mean
+        square = off.square()
+        sums = torch.stack([mean, square.sum(), (square * off).sum(), square.square().sum()]).tolist()
+        self._merge(values.numel(), *sums)
+
+    def _merge(self, count: int, mean: float, m2: float, m3: float, m4: float) -> None:
+        if self.count == 0:
+            self.count, self.mean, self.m2, self.m3, self.m4 = count, mean, m2, m3, m4
+            return
+        a, b = self.count, count
+        n, d = a + b, mean - self.mean
+        self.m4 += (
+            m4
+            + d**4 * a * b * (a * a - a * b + b * b) / n**3
+            + 6 * d**2 * (a * a * m2 + b * b * self.m2) / n**2
+            + 4 * d * (a * m3 - b * self.m3) / n
+        )
+        self.m3 += m3 + d**3 * a * b * (a - b) / n**2 + 3 * d * (a * m2 - b * self.m2) / n
+        self.m2 += m2 + d**2 * a * b / n
+        self.mean += d * b / n
+        self.count = n
+
+    def excess_kurtosis(self) -> float | None:
+        """Fisher's, without a correction for the sample's size; None for a constant."""
+        variance = self.m2 / self.count if self.count else 0.0
+        # A constant leaves rounding behind, whose kurtosis would mean nothing.
+        if variance <= 1e-24 * self.mean**2 or variance == 0.0:
+            return None
+        return self.m4 / self.count / variance**2 - 3.0
+
+
+class Activations(Measure):
+    """`Sizes` of what block 0 reads, of what every block leaves and of what every sublayer gives."""
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__(stack)
+        self.input = Sizes()
+        self.blocks = [Sizes() for _ in range(stack.blocks)]
+        self.sublayers = [{name: Sizes() for name in names} for names in stack.sublayers]
+        self._relative_updates = torch.zeros(stack.blocks, dtype=torch.float64)
+        self._counted = [0] * stack.blocks
+        # A readout that sums n streams is worth n of them; its size is compared with reads of one.
+        readout = readout_of(stack.model)
+        self._readout_sum = 1.0 if readout is None else max(1.0, readout.scale)
+
+    def on_block(self, block: int, before: Tensor, after: Tensor) -> None:
+        self.width = after.shape[-1]
+        if block == self.stack.blocks - 1:
+            after = after / self._readout_sum
+        if block == 0:
+            self.input.add(before)
+        self.blocks[block].add(after)
+        before, after = wide(before), wide(after)
+        size = torch.linalg.vector_norm(before, dim=-1)
+        relative = (torch.linalg.vector_norm(after - before, dim=-1) / size)[size > 0]
+        self._relative_updates[block] += relative.sum().cpu()
+        self._counted[block] += relative.numel()
+
+    def on_sublayer(self, block: int, sublayer: str, output: Tensor) -> None:
+        self.sublayers[block][sublayer].add(output)
+
+    def residual_to_update(self) -> list[float | None]:
+        """One ratio per block; None where it changes nothing, or was left out. Tokens read as zeros aren't counted."""
+        return [
+            count / float(total) if total > 0 else None
+            for count, total in zip(self._counted, self._relative_updates, strict=True)
+        ]
+
+    def result(self) -> dict[str, Any]:
+        """`tokens`, `input`, `blocks`, `sublayers`, `residual_to_update`; see `measure_stack`."""
+        blocks = [sizes.result() for sizes in self.blocks]
+        sublayers = [[sizes.result() for sizes in names.values()] for names in self.sublayers]
+        return {
+            "tokens": self.tokens,
+            "input": self.input.result(),
+            "blocks": {name: [sizes[name] for sizes in blocks] for name in NAMES},
+            "sublayers": {name: [[sizes[name] for sizes in row] for row in sublayers] for name in NAMES},
+            "residual_to_update": self.residual_to_update(),
+        }
+
+
+def histogram_median(histogram: Tensor) -> float:
+    """The median from the counts of `Sizes`: the middle of its bin, or of both bins for an even count."""
+    cumulated = histogram.cumsum(0)
+    count = int(cumulated[-1])
+    ranks = torch.tensor([(count - 1) // 2 + 1, count // 2 + 1], device=histogram.device)
+    bins = torch.searchsorted(cumulated, ranks)
+    return float(_middle(bins).mean())
+
+
+def _vectors(x: Tensor) -> int:
+    """Vectors in a tensor (..., D)."""
+    return x.shape[:-1].numel()
+
+
+def _bins(size: Tensor) -> Tensor:
+    """The bin of every |x|: the exponent and the first 7 bits of the fraction of its float32."""
+    return size.view(torch.int32) >> 16
+
+
+def _middle(bins: Tensor) -> Tensor:
+    low = (bins.to(torch.int32) << 16).view(torch.float32)
+    middle = ((bins.to(torch.int32) << 16) + (1 << 15)).view(torch.float32).double()
+    # Bin 0 holds zero and what is too small for float32.
+    return torch.where(low == 0, low.double(), middle)

@@ -1,0 +1,158 @@
+"""Where the gradient goes in a model as it is: norms and shares, effective rank and diversity, by block and sublayer.
+
+Over K batches, with ∇_k the gradient of batch k's mean loss:
+
+    norm         Σ_k ‖∇_k θ_i‖ / K
+    share        norm_i / Σ_j norm_j, over the blocks or over the sublayers; as arXiv 2606.26538 shares it over steps
+    …_per_parameter   the same of norm_i / √(number of parameters), which blocks of unlike sizes need
+    effective_rank    of a batch's gradient matrices, weighted by their entries, mean over the first batches
+    cosine       the mean cosine between the gradients of different batches: 1 where all agree
+
+A parameter that blocks share counts once, for the first of them. Where a block has no gradient its numbers are None,
+never 0. Which norm, which weights, and the cosine are our choices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leadline.errors import LeadlineError
+from leadline.probes.gradient_matrices import (
+    GradientDiversity,
+    Presence,
+    gradient_effective_rank,
+    gradient_norm,
+    presence,
+    whole,
+)
+from leadline.probes.watch import TokenBatch, measuring
+from leadline.stacks import Stack, Unit
+
+RANK_BATCHES = 4
+
+
+def gradients(
+    stack: Stack,
+    batches: Iterable[TokenBatch],
+    *,
+    rank_batches: int = RANK_BATCHES,
+    on_batch: Callable[[], None] | None = None,
+) -> dict[str, Any]:
+    """See `measure_stack`. The model's own `.grad` come back as they were; it runs in evaluation mode.
+
+    Memory: the gradients of one batch and one copy of those of the blocks.
+
+    Args:
+        rank_batches: how many batches the effective rank is worked out on; it costs the most.
+
+    Raises:
+        LeadlineError: there are no tokens, or the loss has no gradient.
+    """
+    blocks = [_Unit(stack, unit) for unit in stack.units("block")]
+    sublayers = [_Unit(stack, unit) for unit in stack.units("sublayer")]
+    seen = 0
+    with measuring(stack.model), torch.enable_grad(), _own_gradients(stack.model):
+        for batch in batches:
+            if batch.targets.numel() == 0:
+                continue
+            _backward(stack, batch)
+            found = {id(p): p.grad for p in stack.model.parameters()}
+            for unit in blocks:
+                unit.add(found, rank=seen < rank_batches, diversity=True)
+            for unit in sublayers:
+                unit.add(found)
+            seen += 1
+            if on_batch is not None:
+                on_batch()
+    if seen == 0:
+        raise LeadlineError("there are no tokens to measure on")
+    by_block = _columns(blocks, seen)
+    by_block["effective_rank"] = [unit.mean_rank() for unit in blocks]
+    by_block["cosine"] = [unit.diversity.cosine() for unit in blocks]
+    nested = {name: _by_block(values, stack) for name, values in _columns(sublayers, seen).items()}
+    return {"batches": seen, "rank_batches": min(seen, rank_batches), "blocks": by_block, "sublayers": nested}
+
+
+class _Unit:
+    """Running sums of one block or sublayer."""
+
+    def __init__(self, stack: Stack, unit: Unit) -> None:
+        self.parameters = list(stack.parameters_of(unit).values())
+        self.size = sum(parameter.numel() for parameter in self.parameters)
+        self.norm_total: float | None = None
+        self.ranks: list[float] = []
+        self.diversity = GradientDiversity()
+        self._best = [Presence.MISSING] * len(self.parameters)
+
+    def add(self, found: dict[int, Tensor | None], *, rank: bool = False, diversity: bool = False) -> None:
+        """One batch's gradients by the parameter's identity."""
+        own = [found[id(parameter)] for parameter in self.parameters]
+        own = [None if gradient is None else whole(gradient) for gradient in own]
+        self._best = [max(best, presence(gradient)) for best, gradient in zip(self._best, own, strict=True)]
+        norm = gradient_norm(own)
+        if norm is not None:
+            self.norm_total = (self.norm_total or 0.0) + norm
+        if rank and (value := gradient_effective_rank(own)) is not None:
+            self.ranks.append(value)
+        if diversity:
+            self.diversity.add(own)
+
+    def count(self, kind: Presence) -> int:
+        """Parameters that never had more of a gradient than this."""
+        return self._best.count(kind)
+
+    def mean_rank(self) -> float | None:
+        return sum(self.ranks) / len(self.ranks) if self.ranks else None
+
+
+def _columns(units: Sequence[_Unit], batches: int) -> dict[str, list[Any]]:
+    norms = [None if unit.norm_total is None else unit.norm_total / batches for unit in units]
+    scaled = [None if norm is None else norm / math.sqrt(unit.size) for norm, unit in zip(norms, units, strict=True)]
+    return {
+        "parameters": [unit.size for unit in units],
+        "norm": norms,
+        "share": shares(norms),
+        "norm_per_parameter": scaled,
+        "share_per_parameter": shares(scaled),
+        "missing": [unit.count(Presence.MISSING) for unit in units],
+        "empty": [unit.count(Presence.EMPTY) for unit in units],
+        "zero": [unit.count(Presence.ZERO) for unit in units],
+    }
+
+
+def shares(norms: Sequence[float | None]) -> list[float | None]:
+    """Norms as shares of their sum; None stays None, and so does everything where the sum is zero."""
+    total = sum(norm for norm in norms if norm is not None)
+    return [None if norm is None or total <= 0 else norm / total for norm in norms]
+
+
+def _by_block(values: Sequence[Any], stack: Stack) -> list[list[Any]]:
+    rest = iter(values)
+    return [[next(rest) for _ in names] for names in stack.sublayers]
+
+
+def _backward(stack: Stack, batch: TokenBatch) -> None:
+    for parameter in stack.model.parameters():
+        parameter.grad = None
+    logits = stack.logits(batch.tokens.to(stack.device))
+    if not logits.requires_grad:
+        raise LeadlineError("no parameter of this model needs a gradient, so there is none to measure")
+    targets = batch.targets.to(logits.device)
+    nn.functional.cross_entropy(logits.float().flatten(0, -2), targets.flatten()).backward()
+
+
+@contextlib.contextmanager
+def _own_gradients(model: nn.Module) -> Iterator[None]:
+    """Gives every parameter the `.grad` it had back, after an error too."""
+    before = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient

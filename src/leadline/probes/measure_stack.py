@@ -1,0 +1,191 @@
+"""Every measurement along depth of one model, as plain data: what `leadline probe` stores and draws.
+
+    measure_stack(stack_of(model), batches, bytes_per_token=1.0)
+
+The data, with L blocks, S = L + 1 states (what block 0 reads, then what each block leaves), N sublayers in all.
+A part is None where it was not asked for or does not apply; so is a number that is not defined (the kurtosis of a
+constant, the ratio to an update of zero). "per sublayer" is a list for each block, in the order of
+`model.sublayers`. Nothing is NaN or infinite. `tests/support/probe_example.py` holds a whole example.
+
+    model           blocks         L
+                    sublayers      names, per sublayer: [["attention", "mlp"], …]
+                    dim            D; None where no part saw a state
+                    parameters     of the whole model, shared ones once
+                    norms_scale    whether the norms ignore the size of what they read
+    bytes_per_token                of the text
+
+    activations     tokens         how many were seen
+                    input          rms, max, median, kurtosis, massive_ratio of what block 0 reads: five numbers
+                    blocks         the same five names, each L numbers: of what every block leaves
+                    sublayers      the same five names, each per sublayer: of what it gives
+                    residual_to_update   L numbers: ‖before‖ / ‖after − before‖
+    similarity      tokens
+                    angular_distance     S × S in [0, 1]
+                    block_influence      L numbers in [0, 2]: 1 − E cos(before, after)
+                    window_influence     row n − 1 has L − n + 1 numbers: the same for n blocks in a row, from block i
+                    cka                  S × S, at most 1, or None where no batch has four tokens; an entry is None
+                                         where a state is constant
+                    effective_rank       S numbers, at most min(D, tokens); None for a state of zeros
+                    effective_rank_centred   the same with the mean taken off
+    lens            tokens
+                    loss, bits_per_byte, kl, agreement, entropy   L numbers each: of the model ended after block i,
+                                         in nats but for bits per byte and the agreement, a share in [0, 1]
+                    final                loss, bits_per_byte, entropy: of the model itself
+    gradients       batches, rank_batches
+                    blocks         parameters   L whole numbers
+                                   norm, share, norm_per_parameter, share_per_parameter   L numbers; None where the
+                                                block has no gradient
+                                   missing, empty, zero   L whole numbers: parameters without a gradient, with an
+                                                empty one (sharded away), with one that is exactly zero in all batches
+                                   effective_rank   L numbers; None where no matrix has a gradient
+                                   cosine           L numbers in [-1, 1]; None with fewer than two batches
+                    sublayers      the same per sublayer, without effective_rank and cosine
+    ablation        tokens, sequences
+                    loss, bits_per_byte            of the whole model
+                    blocks         nats, bits_per_byte: what the loss rises by without block i; nats_low, nats_high,
+                                   bits_per_byte_low, bits_per_byte_high: its 95 % interval over sequences; L numbers
+                                   each; bounds are None with one sequence
+                    sublayers      the same six names per sublayer
+    fan_in          plain          L whole numbers: φ of a plain stack
+    connection      tokens         None as a whole for a model without Leadline's connection sites
+                    depth_weights  N + 1 rows, ragged: how a read divides itself over sources or streams
+                    gates          N rows: how much a write replaces of each stream; [] where there is no gate
+                    mixing         N matrices, streams × streams
+                    stream_diversity     N numbers
+                    stream_angular_distance   for each stream S × S; None where the stream is not there yet
+    bhyt            tokens         None as a whole where no block has the norm
+                    kappa, bound   κ of the first such norm, and 1/√L
+                    attention, mlp    lambda, ratio (λ/κ), below (ratio < bound): L entries each, None for another norm
+                    second_moment  approximate, exact, ratio, ratio_low, ratio_high: L numbers each, of the norm
+                                   before the MLP; None where it is exact
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from leadline.errors import UsageError, did_you_mean
+from leadline.probes.ablation import ablation
+from leadline.probes.activations import Activations
+from leadline.probes.bhyt import bhyt
+from leadline.probes.fan_in import fan_in
+from leadline.probes.gradients import gradients
+from leadline.probes.lens import LogitLens
+from leadline.probes.passes import Measure, run_measures
+from leadline.probes.similarity import Similarity
+from leadline.probes.streams import connection_shown
+from leadline.probes.watch import TokenBatch, has_sites
+from leadline.stacks import Stack
+
+PARTS = ("activations", "similarity", "lens", "gradients", "ablation", "connection", "bhyt")
+
+Progress = Callable[[str, int, int], None]
+"""Told which parts run, as "activations, similarity", how many batches are done, and of how many."""
+
+
+def measure_stack(
+    stack: Stack,
+    batches: Sequence[TokenBatch],
+    *,
+    parts: Collection[str] = PARTS,
+    bytes_per_token: float = 1.0,
+    limits: Mapping[str, int] | None = None,
+    progress: Progress | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Every measurement along depth of a model on the same batches; this file's first lines say what comes out.
+
+    Memory does not grow with the number of batches. Activations, similarity and the lens share a pass where they have
+    the same limit. Gradients run a backward pass a batch, ablation one forward pass a unit and batch.
+
+    Args:
+        batches: read several times; each has `tokens` and `targets`, both (B, T) int64.
+        parts: which to measure, of `PARTS`; the others are None.
+        bytes_per_token: of the batches' text, 1 for the byte tokenizer.
+        limits: how many of the batches a part uses, by its name; all unless given.
+        seed: of the bootstrap.
+
+    Raises:
+        UsageError: a part that isn't known, or a limit below 1.
+        LeadlineError: there are no tokens, or a part can't measure this model.
+    """
+    limits = limits or {}
+    _check(parts, limits)
+    used = {part: batches[: limits.get(part, len(batches))] for part in PARTS}
+
+    def teller(names: str, total: int) -> Callable[[], None]:
+        done = 0
+
+        def tell() -> None:
+            nonlocal done
+            done += 1
+            if progress is not None:
+                progress(names, done, total)
+
+        return tell
+
+    found: dict[str, Any] = dict.fromkeys(PARTS)
+    measures: dict[str, Measure] = {}
+    if "activations" in parts:
+        measures["activations"] = Activations(stack)
+    if "similarity" in parts:
+        measures["similarity"] = Similarity(stack)
+    if "lens" in parts:
+        measures["lens"] = LogitLens(stack, bytes_per_token)
+    for count in sorted({len(used[part]) for part in measures}):
+        together = {part: measure for part, measure in measures.items() if len(used[part]) == count}
+        run_measures(stack, batches[:count], list(together.values()), teller(", ".join(together), count))
+        found.update({part: measure.result() for part, measure in together.items()})
+
+    def tell(part: str) -> Callable[[], None]:
+        return teller(part, len(used[part]))
+
+    if "gradients" in parts:
+        found["gradients"] = gradients(stack, used["gradients"], on_batch=tell("gradients"))
+    if "ablation" in parts:
+        found["ablation"] = ablation(
+            stack, used["ablation"], bytes_per_token=bytes_per_token, seed=seed, on_batch=tell("ablation")
+        )
+    if "connection" in parts and has_sites(stack.model):
+        found["connection"] = connection_shown(stack, used["connection"], on_batch=tell("connection"))
+    if "bhyt" in parts:
+        found["bhyt"] = bhyt(stack, used["bhyt"], on_batch=tell("bhyt"))
+    plain = {
+        "model": _model(stack, measures),
+        "bytes_per_token": bytes_per_token,
+        **found,
+        "fan_in": {"plain": fan_in(stack.blocks)},
+    }
+    checked: dict[str, Any] = finite(plain)
+    return checked
+
+
+def finite(value: Any) -> Any:
+    """The same data with None for what is NaN or infinite, which JSON can't hold: a model that diverged has them."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _check(parts: Collection[str], limits: Mapping[str, int]) -> None:
+    for part in (*parts, *limits):
+        if part not in PARTS:
+            raise UsageError(f"{part!r} is no part; {', '.join(PARTS)} work.{did_you_mean(part, PARTS)}")
+    for part, limit in limits.items():
+        if limit < 1:
+            raise UsageError(f"the limit of {part} is {limit} batches; 1 or more work")
+
+
+def _model(stack: Stack, measures: Mapping[str, Measure]) -> dict[str, Any]:
+    widths = [measure.width for measure in measures.values() if measure.width]
+    return {
+        "blocks": stack.blocks,
+        "sublayers": [list(names) for names in stack.sublayers],
+        "dim": widths[0] if widths else None,
+        "parameters": sum(parameter.numel() for parameter in stack.model.parameters()),
+        "norms_scale": stack.norms_scale,
+    }

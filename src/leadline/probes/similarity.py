@@ -1,0 +1,82 @@
+"""How much blocks turn what they read, and how alike the states along depth are.
+
+The S = L + 1 states are what block 0 reads and what every block leaves.
+
+    angular distance  E arccos(cos(x_i, x_j)) / π: 0 for one direction, ½ for orthogonal ones; arXiv 2403.17887
+    block influence   1 − E cos(x_i, x_{i+1}), and of n blocks in a row 1 − E cos(x_i, x_{i+n}); arXiv 2403.03853
+    linear CKA        see `leadline.probes.cka`, on batches of at most 256 tokens
+    effective rank    see `leadline.probes.effective_rank`; of all tokens, as they are and with their mean taken off
+
+E is the mean over tokens. A zero vector counts as orthogonal to any other, and as 1 away in influence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leadline.probes.cka import MinibatchCKA
+from leadline.probes.effective_rank import SecondMoment
+from leadline.probes.passes import Measure
+from leadline.probes.states import States, angles, chunks, cosines
+from leadline.probes.watch import TokenBatch
+from leadline.stacks import Stack
+
+MOST_TOKENS = 256
+"""Tokens at a time, which is also the batch of CKA."""
+
+
+class Similarity(Measure):
+    """Angular distance, block influence, CKA and effective rank from one pass.
+
+    Keeps S·D² float64 for the ranks and, during a batch, its states.
+    """
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__(stack)
+        count = stack.blocks + 1
+        self._states = States(stack.blocks)
+        self._angles = torch.zeros(count, count, dtype=torch.float64)
+        self._cosines = torch.zeros(count, count, dtype=torch.float64)
+        self._cka = MinibatchCKA()
+        self._moments = [SecondMoment() for _ in range(count)]
+
+    def on_block(self, block: int, before: Tensor, after: Tensor) -> None:
+        self.width = after.shape[-1]
+        self._states.add(block, before, after)
+
+    @torch.no_grad()
+    def end_batch(self, batch: TokenBatch, logits: Tensor) -> None:
+        super().end_batch(batch, logits)
+        for x_SnD in chunks(self._states.take(), MOST_TOKENS):
+            cosine_nSS = cosines(x_SnD)
+            self._cosines += cosine_nSS.sum(dim=0).cpu()
+            self._angles += angles(cosine_nSS).sum(dim=0).cpu()
+            self._cka.add(x_SnD)
+            for moment, x_nD in zip(self._moments, x_SnD, strict=True):
+                moment.add(x_nD)
+
+    def angular_distance(self) -> list[list[float]]:
+        """(S, S), symmetric, zero on the diagonal."""
+        rows: list[list[float]] = ((self._angles + self._angles.T) / (2 * self.tokens)).tolist()
+        return rows
+
+    def window_influence(self) -> list[list[float]]:
+        """Row n − 1: 1 − E cos(x_i, x_{i+n}) for every first block i of n blocks in a row."""
+        influence = 1.0 - self._cosines / self.tokens
+        return [influence.diagonal(n).tolist() for n in range(1, len(influence))]
+
+    def result(self) -> dict[str, Any]:
+        """See `measure_stack`."""
+        windows = self.window_influence()
+        return {
+            "tokens": self.tokens,
+            "angular_distance": self.angular_distance(),
+            "block_influence": windows[0] if windows else [],
+            "window_influence": windows,
+            "cka": self._cka.result(),
+            "effective_rank": [moment.effective_rank(centred=False) for moment in self._moments],
+            "effective_rank_centred": [moment.effective_rank(centred=True) for moment in self._moments],
+        }

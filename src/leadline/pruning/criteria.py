@@ -1,0 +1,167 @@
+"""What each block or sublayer is worth by a criterion. The lowest scores are cut first.
+
+    cfp         the share of the gradient that it received in training, ḡ (CascadeFlow Pruning, arXiv 2606.26538)
+    similarity  Block Influence 1 - E cos(x_i, x_{i+1}) (arXiv 2403.03853)
+    angular     the angle arccos(cos)/π across n contiguous blocks: it chooses all of them at once (arXiv 2403.17887)
+    taylor      Σ|Σ_batches w·∂L/∂w|
+    magnitude   Σ|w|
+    ablation    ΔM: what the loss rises by without it
+    random      a number from the seed
+
+All but cfp, magnitude and random read calibration text.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from leadline.errors import LeadlineError, UsageError, did_you_mean
+from leadline.probes.watch import TokenBatch
+from leadline.pruning import turning, weighing
+from leadline.pruning.candidates import Candidates, candidates
+from leadline.pruning.select import lowest, lowest_window
+from leadline.pruning.weighing import Say
+from leadline.stacks import Stack, Unit
+
+CRITERIA = ("cfp", "similarity", "angular", "taylor", "magnitude", "ablation", "random")
+READS_TEXT = ("similarity", "angular", "taylor", "ablation")
+
+
+def check_criterion(name: str, option: str = "--criterion") -> None:
+    """Raises UsageError for a name that is no criterion."""
+    if name not in CRITERIA:
+        raise UsageError(f"{option} {name} is not known; {', '.join(CRITERIA)} work.{did_you_mean(name, CRITERIA)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a criterion may look at.
+
+    Attributes:
+        stack: the model.
+        batches: calibration text.
+        gradient: the content of `gradient.json`; None where there is none.
+        seed: of `random`.
+        normalised: take cfp's share of norms divided by √(number of parameters), which tapered models need.
+        say: told how many of how many passes are done.
+    """
+
+    stack: Stack
+    batches: Sequence[TokenBatch] = ()
+    gradient: Mapping[str, Any] | None = None
+    seed: int = 0
+    normalised: bool = False
+    say: Say = field(default=lambda done, of: None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """What a criterion says of all candidates.
+
+    Attributes:
+        scores: one per candidate, in order. For `angular` the angle across each block alone, which ranks but doesn't
+            choose.
+        windows: for `angular`, by n, the angle across n blocks from each first one.
+    """
+
+    criterion: str
+    candidates: Candidates
+    scores: tuple[float, ...]
+    windows: Mapping[int, Sequence[float]] | None = None
+
+    def choose(self, count: int, free: Sequence[Unit]) -> list[Unit]:
+        """The `count` free candidates to cut, in the order in which they run.
+
+        Raises:
+            UsageError: `angular` finds no window that long between the protected ends.
+        """
+        if self.windows is None or count == 0:
+            return lowest(self.candidates.units, self.scores, free, count)
+        return lowest_window(self.windows[count], count, free)
+
+
+def rank(criterion: str, kind: str, evidence: Evidence, counts: Sequence[int] = ()) -> Ranking:
+    """Scores every candidate.
+
+    Args:
+        counts: how many will be chosen, which `angular` needs to know; several for a sweep.
+
+    Raises:
+        UsageError: an unknown criterion, or one that does not fit the unit, the model or the evidence.
+        LeadlineError: a score that is not finite.
+    """
+    check_criterion(criterion)
+    found = candidates(evidence.stack, kind)
+    windows: dict[int, list[float]] | None = None
+    if criterion == "angular":
+        _check_windows(found)
+        sizes = {1, *(count for count in counts if count > 0)}
+        windows = turning.window_distances(evidence.stack, evidence.batches, sizes)
+        scores = windows[1]
+    else:
+        scores = _scores(criterion, found, evidence)
+    for unit, score in zip(found.units, scores, strict=True):
+        if not math.isfinite(score):
+            raise LeadlineError(f"--criterion {criterion} gives {score} for {kind} {unit}; are the weights finite?")
+    return Ranking(criterion=criterion, candidates=found, scores=tuple(scores), windows=windows)
+
+
+def _scores(criterion: str, found: Candidates, evidence: Evidence) -> list[float]:
+    stack, kind = evidence.stack, found.kind
+    if criterion == "cfp":
+        return _recorded(found, evidence)
+    if criterion == "similarity":
+        by_unit = dict(zip(stack.units(kind), turning.similarity(stack, evidence.batches, kind), strict=True))
+        return [sum(by_unit[run] for run in runs) / len(runs) for runs in found.runs.values()]
+    if criterion == "ablation":
+        return weighing.ablation(stack, evidence.batches, list(found.runs.values()), evidence.say)
+    if criterion == "random":
+        generator = random.Random(evidence.seed)
+        return [generator.random() for _ in found.units]
+    if criterion == "taylor":
+        every = weighing.taylor(stack, evidence.batches, kind, evidence.say)
+    else:
+        every = weighing.magnitude(stack, kind)
+    by_unit = dict(zip(stack.units(kind), every, strict=True))
+    # Shared parameters belong to the first run; later ones have what is theirs alone.
+    return [math.fsum(by_unit[run] for run in runs) for runs in found.runs.values()]
+
+
+def _recorded(found: Candidates, evidence: Evidence) -> list[float]:
+    """The gradient shares that training left."""
+    if evidence.gradient is None:
+        raise UsageError("--criterion cfp needs the gradient shares of training, and there is no record of them")
+    stack, prefix = evidence.stack, "" if found.kind == "block" else "sublayer_"
+    name = f"{prefix}share{'_per_parameter' if evidence.normalised else ''}"
+    shares = evidence.gradient.get(name)
+    units = stack.units(found.kind)
+    if not isinstance(shares, list) or len(shares) != len(units):
+        has = f"{len(shares)} numbers" if isinstance(shares, list) else "no list"
+        raise LeadlineError(
+            f"gradient.json has {has} for {name}, and this model has {len(units)} {found.kind}s: the record is another "
+            "model's"
+        )
+    by_unit = dict(zip(units, shares, strict=True))
+    for unit in found.units:
+        share = by_unit[unit]
+        if not isinstance(share, int | float) or isinstance(share, bool) or share < 0:
+            raise LeadlineError(
+                f"gradient.json has no share for {found.kind} {unit}, which no gradient reached in training (frozen, "
+                "or its gradients lived elsewhere); another criterion has to judge it"
+            )
+    if not any(by_unit[unit] > 0 for unit in found.units):
+        raise LeadlineError("gradient.json holds nothing but zeros, so it ranks nothing")
+    # A later run of a shared block has no share, or that of what is its alone.
+    return [math.fsum(by_unit[run] or 0.0 for run in runs) for runs in found.runs.values()]
+
+
+def _check_windows(found: Candidates) -> None:
+    others = "similarity, taylor, magnitude, ablation, cfp and random work"
+    if found.kind != "block":
+        raise UsageError(f"--criterion angular chooses contiguous blocks; with --unit {found.kind} {others}")
+    if found.repeats:
+        raise UsageError(f"--criterion angular needs blocks that run once in a pass, and here some repeat; {others}")

@@ -1,0 +1,137 @@
+"""Healing: a short fine-tune of a model that was cut, on training text, with any stack.
+
+AdamW as in training (0.9, 0.95; decay 0.1 on matrices alone, clipping at 1), a twentieth of the steps of warm-up, then
+a cosine to a tenth of the rate. What is healed is always reported beside what is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from leadline.data import Loader, Split
+from leadline.errors import LeadlineError, UsageError
+from leadline.hub.text import begun
+from leadline.pruning.text import cross_entropy_sum
+from leadline.stacks import Stack
+from leadline.training.optimiser import BETAS, EPS, split_by_decay
+
+WARMUP, FINAL = 0.05, 0.1
+DECAY, CLIP = 0.1, 1.0
+
+OnStep = Callable[[int, int, float], None]
+"""Told the step from 1, how many there are, and its loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Healing:
+    """How a model is healed.
+
+    Attributes:
+        tokens: to train on, rounded up to whole steps.
+        learning_rate: the peak.
+        batch_size: sequences in a step.
+        context: tokens in a sequence.
+        seed: of the order of the text.
+
+    Raises:
+        UsageError: a number out of range.
+    """
+
+    tokens: int
+    learning_rate: float
+    batch_size: int = 8
+    context: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise UsageError(f"--heal-tokens {self.tokens} is too small; 1 or more work, such as 100k")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise UsageError(
+                f"--heal-lr {self.learning_rate:g} is out of range; it must be a finite number more than 0"
+            )
+
+    @property
+    def steps(self) -> int:
+        """How many there are."""
+        return -(-self.tokens // (self.batch_size * self.context))
+
+
+def heal(
+    stack: Stack,
+    split: Split,
+    healing: Healing,
+    on_step: OnStep = lambda step, steps, loss: None,
+    *,
+    begins: int | None = None,
+) -> None:
+    """Trains the stack's model in place. A model of half precision is trained in float32 and rounded at the end.
+
+    Args:
+        begins: the token that every text begins with, where the model's tokenizer adds one.
+
+    Raises:
+        UsageError: the split is too short for one window.
+        LeadlineError: a loss that is not finite.
+    """
+    model = stack.model
+    dtypes = {name: value.dtype for name, value in model.named_parameters()}
+    narrow = any(dtype in (torch.float16, torch.bfloat16) for dtype in dtypes.values())
+    if narrow:
+        model.float()
+    training, wanted = model.training, [p.requires_grad for p in model.parameters()]
+    model.train().requires_grad_(True)
+    try:
+        _train(stack, split, healing, on_step, begins)
+    finally:
+        model.train(training)
+        for parameter, flag in zip(model.parameters(), wanted, strict=True):
+            parameter.requires_grad_(flag)
+            parameter.grad = None
+        if narrow:
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter.data = parameter.data.to(dtypes[name])
+
+
+def rate_at(step: int, steps: int) -> float:
+    """The share of the peak rate in `step`, counted from 1, of `steps`."""
+    warmup = math.ceil(WARMUP * steps)
+    if step <= warmup:
+        return step / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return FINAL + (1 - FINAL) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def _train(stack: Stack, split: Split, healing: Healing, on_step: OnStep, begins: int | None) -> None:
+    model = stack.model
+    refresh = getattr(model, "refresh_statistics", lambda: None)
+    decayed, plain = split_by_decay(model, decay_embeddings=False)
+    groups = [{"params": list(decayed.values()), "weight_decay": DECAY}]
+    groups.append({"params": list(plain.values()), "weight_decay": 0.0})
+    optimiser = torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=healing.learning_rate, betas=BETAS, eps=EPS
+    )
+    loader = Loader(split, healing.batch_size, healing.context, healing.seed)
+    steps = healing.steps
+    for step in range(1, steps + 1):
+        for group in optimiser.param_groups:
+            group["lr"] = healing.learning_rate * rate_at(step, steps)
+        batch = begun(loader.next(), begins)
+        logits = stack.logits(batch.tokens.to(stack.device))
+        loss = cross_entropy_sum(logits, batch.targets.to(stack.device)) / batch.targets.numel()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise LeadlineError(f"the loss of healing step {step} is not finite; a lower --heal-lr may do better")
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        if step % min(max(steps // 50, 1), 1000) == 0:
+            refresh()
+        on_step(step, steps, value)
+    refresh()

@@ -1,0 +1,237 @@
+"""A sweep as a page: the verdict, a table, and curves per criterion with the spread over seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from leadline.drawing.curves import Curve, Value, curves
+from leadline.drawing.page import Cell, Column, Page, Table, TableRow, Verdict, render
+from leadline.drawing.pictures import Entry, Picture, Section
+from leadline.drawing.words import count, fixed, listed, plain
+from leadline.files import write_json, write_text
+from leadline.pruning.claim import best, mean_losses
+
+RESULTS, REPORT = "results.json", "report.html"
+SHORT = {
+    "cfp": "CFP", "similarity": "sim", "angular": "ang", "taylor": "tay", "magnitude": "mag", "ablation": "abl",
+    "random": "rnd",
+}  # fmt: skip
+
+
+def write_sweep(results: Mapping[str, Any], out: Path, command: str = "") -> None:
+    """Writes `results.json` and `report.html` into a folder, which is made if need be."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / RESULTS, {**results, "command": command})
+    write_text(out / REPORT, render(page(results, command)))
+
+
+def page(results: Mapping[str, Any], command: str = "") -> Page:
+    """The page of what `sweep` found."""
+    measured: Mapping[str, Any] = results["criteria"]
+    entries = [
+        Entry(index=index, name=name, key=SHORT.get(name, ""), baseline=name == "random")
+        for index, name in enumerate(measured)
+    ]
+    said = results["verdict"]
+    return Page(
+        headline=headline(results),
+        version=results["leadline"],
+        summary=_summary(results),
+        lead=[_reading(results)],
+        warnings=_warnings(results),
+        verdicts=[Verdict(claim=said["claim"], verdict=said["verdict"], evidence=said["evidence"], tone=said["tone"])],
+        table=_table(results, entries),
+        failures=[(f"{name} is left out", reason) for name, reason in results["left_out"].items()],
+        entries=entries,
+        legend="criteria",
+        sections=[_section(results, entries)],
+        tables=[("What was cut", _cuts(results, entries))],
+        facts=_facts(results),
+        command=command,
+    )
+
+
+def headline(results: Mapping[str, Any]) -> str:
+    """What came out, in a sentence."""
+    measured = results["criteria"]
+    winner = best(measured)
+    whole = _mean(results["whole"], "perplexity")
+    middle = measured[winner]["points"][(len(results["ratios"]) - 1) // 2]
+    after = _mean(middle["quality"], "perplexity")
+    return (
+        f"{winner} loses least over these ratios: without {middle['count']} of {len(results['units'])} "
+        f"{results['unit']}s perplexity goes from {plain(whole)} to {plain(after)}"
+    )
+
+
+def _section(results: Mapping[str, Any], entries: Sequence[Entry]) -> Section:
+    whole = results["whole"]
+    spread = "The shade spans the smallest and the largest value over seeds." if len(results["seeds"]) > 1 else ""
+    found: list[Picture | None] = [
+        _curves(
+            results,
+            entries,
+            lambda q: q["perplexity"],
+            name="perplexity",
+            heading="Perplexity against ratio",
+            reading="The lowest curve is the criterion that chose best; where shades overlap, seeds differ as much as "
+            "criteria do.",
+            note=f"{_reading(results)} {spread}".strip(),
+            y="held-out perplexity",
+            log=True,
+            rule=(_mean(whole, "perplexity"), "nothing cut"),
+        ),
+        _curves(
+            results,
+            entries,
+            lambda q: 100 * q["accuracy"],
+            name="accuracy",
+            heading="Next-token accuracy against ratio",
+            reading="The share of held-out tokens that were the model's most likely one; higher is better.",
+            note=spread,
+            y="tokens right, %",
+            rule=(100 * _mean(whole, "accuracy"), "nothing cut"),
+        ),
+    ]
+    if results["task"] is not None:
+        task = results["task"]
+        found.append(
+            _curves(
+                results,
+                entries,
+                lambda q: 100 * q["task"],
+                name="task",
+                heading=f"Accuracy on {task['name']}",
+                reading=f"The share of {task['questions']} questions whose right choice has the best score.",
+                note=spread,
+                y="questions right, %",
+                rule=(100 * _mean(whole, "task"), "nothing cut"),
+            )
+        )
+    return Section(
+        name="ratios",
+        heading="Against ratio",
+        opening=f"What is left of the model when the {results['unit']}s of the lowest scores are passed by.",
+        pictures=[picture for picture in found if picture is not None],
+    )
+
+
+def _curves(
+    results: Mapping[str, Any],
+    entries: Sequence[Entry],
+    value: Callable[[Mapping[str, Any]], float],
+    *,
+    heading: str,
+    **more: Any,
+) -> Picture | None:
+    found = []
+    for entry in entries:
+        points = []
+        for point in results["criteria"][entry.name]["points"]:
+            values = [value(one) for one in point["quality"]]
+            ends = (min(values), max(values)) if len(values) > 1 else (None, None)
+            points.append(Value(x=point["ratio"], mean=statistics.fmean(values), low=ends[0], high=ends[1]))
+        found.append(Curve(entry=entry, values=points))
+    return curves(
+        found, heading=heading, label=heading, x=f"share of {results['unit']}s cut", x_shown=lambda v: f"{v:g}", **more
+    )
+
+
+def _table(results: Mapping[str, Any], entries: Sequence[Entry]) -> Table:
+    columns = [Column(heading=f"{ratio:g}", unit="perplexity") for ratio in results["ratios"]]
+    columns += [Column(heading="mean loss", unit="nats a token")]
+    columns += [Column(heading="Kendall", unit="τ-b"), Column(heading="Spearman", unit="ρ"), Column(heading="Jaccard")]
+    rows = []
+    for entry in entries:
+        one = results["criteria"][entry.name]
+        cells = [_spread([q["perplexity"] for q in point["quality"]]) for point in one["points"]]
+        losses = mean_losses(one)
+        cells.append(Cell(text=fixed(statistics.fmean(losses)), below=_ends(losses, 3), strong=True))
+        stable = one["stability"]
+        if stable is None:
+            cells += [Cell(text=fixed(None))] * 3
+        else:
+            shared = statistics.fmean(stable["jaccard"].values())
+            cells += [Cell(text=fixed(v, 2)) for v in (stable["kendall"], stable["spearman"], shared)]
+        rows.append(TableRow(head=entry.name, entry=entry, cells=cells))
+    over = "models trained with different seeds" if results["seeds_are"] == "models" else "calibration texts"
+    return Table(
+        label="Criteria",
+        head="criterion",
+        columns=columns,
+        rows=rows,
+        notes="Small numbers span all seeds. The last three columns compare rankings and cut sets over "
+        f"{over}, as means over pairs and ratios; 1 is the same ranking every time.",
+    )
+
+
+def _cuts(results: Mapping[str, Any], entries: Sequence[Entry]) -> Table:
+    rows = []
+    for entry in entries:
+        points = results["criteria"][entry.name]["points"]
+        cells = [" | ".join(dict.fromkeys(" ".join(cut) for cut in point["cut"])) for point in points]
+        rows.append(TableRow(head=entry.name, entry=entry, cells=cells))
+    return Table(
+        label="What was cut",
+        head="criterion",
+        columns=[
+            Column(heading=f"{ratio:g}", unit=f"{results['unit']}s, from 0", words=True) for ratio in results["ratios"]
+        ],
+        rows=rows,
+        notes="Where seeds differ, their cuts stand side by side.",
+    )
+
+
+def _summary(results: Mapping[str, Any]) -> list[str]:
+    models = len(results["models"])
+    seeds = f"{models} models" if results["seeds_are"] == "models" else f"{len(results['seeds'])} calibration texts"
+    return [
+        str(results["data"]["name"]),
+        f"{len(results['units'])} {results['unit']}s",
+        f"{count(results['parameters'])} parameters",
+        seeds,
+    ]
+
+
+def _reading(results: Mapping[str, Any]) -> str:
+    reading, whole = results["reading"], results["whole"][0]
+    return (
+        f"Perplexity is that of {whole['tokens']:,} held-out tokens of {results['data']['name']}, read with context "
+        f"{reading['context']} and stride {reading['stride']}; scores come from {results['calibration']['tokens']:,} "
+        "tokens of the training part."
+    )
+
+
+def _warnings(results: Mapping[str, Any]) -> list[str]:
+    if len(results["seeds"]) == 1:
+        return ["One seed: nothing can be said of stability, and no difference can be called beyond noise."]
+    return []
+
+
+def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    protected = results["protected"]
+    return [
+        ("Models", ", ".join(str(model["model"]) for model in results["models"])),
+        ("Whole", f"perplexity {listed([plain(w['perplexity'], 4) for w in results['whole']])}"),
+        ("Protected", f"{protected['first']} at the start, {protected['last']} at the end"),
+        ("Data hash", str(results["data"]["hash"])),
+        ("Versions", f"Leadline {results['leadline']}, torch {results['torch']}"),
+    ]
+
+
+def _mean(qualities: Sequence[Mapping[str, Any]], name: str) -> float:
+    return statistics.fmean(q[name] for q in qualities)
+
+
+def _spread(values: Sequence[float]) -> Cell:
+    return Cell(text=plain(statistics.fmean(values), 4), below=_ends(values, None))
+
+
+def _ends(values: Sequence[float], decimals: int | None) -> str:
+    if len(values) < 2 or max(values) == min(values):
+        return ""
+    low, high = (plain(v) if decimals is None else fixed(v, decimals) for v in (min(values), max(values)))
+    return f"{low} to {high}"

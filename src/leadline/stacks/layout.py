@@ -1,0 +1,137 @@
+"""Where the blocks of somebody else's model are, found by structure: no table of names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from leadline.errors import UsageError, did_you_mean
+from leadline.stacks.anatomy import Anatomy, Trace, has_matrices, is_attention
+
+CLASSES = 4
+"""At most so many classes in one list of blocks: hybrids have two or three."""
+
+
+class Layout(NamedTuple):
+    """The blocks and what each is made of.
+
+    Attributes:
+        path: the name of the list of blocks in the model, such as "model.layers".
+        blocks: the blocks.
+        anatomies: one per block.
+    """
+
+    path: str
+    blocks: nn.ModuleList
+    anatomies: tuple[Anatomy, ...]
+
+
+def find_layout(model: nn.Module, run: Callable[[], object], path: str | None = None) -> Layout:
+    """The blocks of `model`: the longest list of alike modules with attention and an MLP that are called in order.
+
+    Args:
+        model: any module.
+        run: runs the model on a few tokens.
+        path: the list's name, instead of a search.
+
+    Raises:
+        UsageError: none is found, or `path` names none; the message says how to point at the blocks.
+    """
+    lists = {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)
+    }
+    if path is None:
+        likely = {name: blocks for name, blocks in lists.items() if _looks_like_blocks(blocks)}
+        if not likely:
+            raise UsageError(_unknown(model, lists, "no list of modules with attention and an MLP each"))
+    elif path in lists:
+        likely = {path: lists[path]}
+    else:
+        raise UsageError(
+            f"there is no list of blocks at {path!r} in {_described(model, lists)}{did_you_mean(path, lists)}"
+        )
+    called, anatomies = _traced(likely, run)
+    in_order = {name: blocks for name, blocks in likely.items() if called[name] == list(range(len(blocks)))}
+    if not in_order:
+        raise UsageError(_unknown(model, lists, f"{', '.join(likely)} is not called block after block"))
+    chosen = max(in_order, key=lambda name: len(in_order[name]))
+    return Layout(chosen, in_order[chosen], tuple(anatomies[chosen]))
+
+
+def _looks_like_blocks(blocks: nn.ModuleList) -> bool:
+    children = [child for block in blocks for child in block.children()]
+    return (
+        len({type(block) for block in blocks}) <= CLASSES
+        and any(is_attention(child) for child in children)
+        and any(has_matrices(child) and not is_attention(child) for child in children)
+    )
+
+
+def _traced(
+    lists: dict[str, nn.ModuleList], run: Callable[[], object]
+) -> tuple[dict[str, list[int]], dict[str, list[Anatomy]]]:
+    """In which order the entries of each list were called, and their anatomies in that order."""
+    called: dict[str, list[int]] = {name: [] for name in lists}
+    anatomies: dict[str, list[Anatomy]] = {name: [] for name in lists}
+    with contextlib.ExitStack() as stack:
+        for name, blocks in lists.items():
+            for module in dict.fromkeys(blocks):
+                trace = Trace(module)
+                stack.enter_context(trace.recording())
+                places = [index for index, block in enumerate(blocks) if block is module]
+                stack.enter_context(_told(module, trace, places, called[name], anatomies[name]))
+        run()
+    return called, anatomies
+
+
+@contextlib.contextmanager
+def _told(
+    module: nn.Module, trace: Trace, places: list[int], called: list[int], anatomies: list[Anatomy]
+) -> Iterator[None]:
+    waiting = iter(places)
+
+    def hook(module: nn.Module, args: object, output: object) -> None:
+        called.append(next(waiting, -1))
+        if trace.anatomy is not None:
+            anatomies.append(trace.anatomy)
+
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _described(model: nn.Module, lists: dict[str, nn.ModuleList]) -> str:
+    found = [f"{name} ({len(blocks)} × {type(blocks[0]).__name__})" for name, blocks in lists.items()]
+    return f"{type(model).__name__}, whose lists of modules are: {', '.join(found) or 'none'}."
+
+
+def _unknown(model: nn.Module, lists: dict[str, nn.ModuleList], why: str) -> str:
+    return (
+        f"can't find the blocks: {why}, in {_described(model, lists)} "
+        'Point at the list of blocks with --layers NAME, in Python stack_of(model, blocks="transformer.h")'
+    )
+
+
+@contextlib.contextmanager
+def trying(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; the modes of all modules come back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def a_few_tokens(vocab_size: int, context: int, device: torch.device) -> Tensor:
+    """Tokens (2, 6) int64 from the middle of the vocabulary, away from padding and other special tokens."""
+    time = min(6, context)
+    return ((vocab_size // 2 + torch.arange(2 * time)) % vocab_size).view(2, time).to(device)

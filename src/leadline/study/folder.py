@@ -1,0 +1,124 @@
+"""A study's folder: what was asked for lies in `study.json`, and one process at a time works in it.
+
+with at_work(out, "cascade", plan):
+    ...                              # the same plan goes on where it was; another one is an error
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from leadline.config import to_dict
+from leadline.errors import LeadlineError, UsageError
+from leadline.files import check_folder, write_json
+
+PLAN_FILE = "study.json"
+LOCK_FILE = ".lock"
+
+
+@contextlib.contextmanager
+def at_work(out: Path, kind: str, plan: Any) -> Iterator[None]:
+    """Makes the folder this study's, or checks that it is, and holds it; SIGTERM becomes Ctrl-C meanwhile.
+
+    Args:
+        kind: the study's name.
+        plan: a frozen dataclass; two equal plans share a folder.
+
+    Raises:
+        UsageError: the folder is a file, or holds something else or another plan; says what differs.
+        LeadlineError: it can't be written, or another process is at work in it.
+    """
+    check_folder(out, "--out")
+    content = json.loads(json.dumps({"study": kind, **to_dict(plan)}))
+    check_plan(out, content)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LeadlineError(f"--out {out} cannot be written: {error.strerror}") from error
+    with _alone(out), _termination_interrupts():
+        check_plan(out, content)
+        if not (out / PLAN_FILE).exists():
+            write_json(out / PLAN_FILE, content)
+        yield
+
+
+def check_plan(out: Path, content: Mapping[str, Any]) -> None:
+    """Makes sure that a study of this content may use the folder, and writes nothing.
+
+    Raises:
+        UsageError: it holds something else, or another study; says what differs.
+    """
+    path = out / PLAN_FILE
+    if not path.exists():
+        if out.exists() and any(entry.name != LOCK_FILE for entry in out.iterdir()):
+            raise UsageError(f"--out {out} holds something that is no study; name a new or empty folder")
+        return
+    try:
+        old = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); give another --out") from error
+    if not isinstance(old, dict):
+        raise UsageError(f"{path} is damaged: it should hold an object; give another --out")
+    before, now = dict(_flat(old)), dict(_flat(content))
+    different = [
+        f"{name.replace('_', ' ')} is {before.get(name, 'unset')} there and {now.get(name, 'unset')} here"
+        for name in dict.fromkeys([*before, *now])
+        if before.get(name) != now.get(name)
+    ]
+    if different:
+        shown = "; ".join(different[:4]) + ("; …" if len(different) > 4 else "")
+        raise UsageError(f"--out {out} holds another study: {shown}. Give another --out, or the same options.")
+
+
+def _flat(content: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with the words that lead to it."""
+    entries = content.items() if isinstance(content, Mapping) else enumerate(content, start=1)
+    for key, value in entries:
+        place = f"{where} {key}".strip()
+        if isinstance(value, Mapping | list):
+            yield from _flat(value, place)
+        else:
+            yield place, value
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Holds a lock on the folder: two studies in one would write the same runs."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    try:
+        lock = open(out / LOCK_FILE, "w", encoding="utf-8")  # noqa: SIM115 (closed by the `with` below)
+    except OSError as error:
+        raise LeadlineError(f"--out {out} cannot be written: {error.strerror}") from error
+    with lock as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LeadlineError(f"another leadline study is at work in --out {out}; wait for it to end") from error
+        yield
+
+
+@contextlib.contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """Makes SIGTERM what Ctrl-C is, where we are the main thread."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,186 @@
+"""The pictures of what blocks are worth: gradients, what removing them costs, and how far the two go together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leadline.drawing.lines import Panel, Series
+from leadline.drawing.over_blocks import between, by_block, over_blocks, series
+from leadline.drawing.pictures import Picture, Row
+from leadline.drawing.reading import some
+from leadline.drawing.scatter import Cloud, scatter, together
+from leadline.drawing.words import fixed, plain
+from leadline.probes.correlation import correlate
+from leadline.study.probe_report.sizes import by_name, panel, title
+from leadline.study.probe_report.values import ModelValues, ProbeValues
+
+
+def importance(report: ProbeValues) -> list[Picture]:
+    """What leaving a block or sublayer out costs."""
+    models = report.measured
+    found = [
+        _ablation(
+            [Panel(title="", series=[_rise(m) for m in models])],
+            name="ablation",
+            heading="Loss when a block is left out",
+            label="Rise of the loss when one block is left out, on a logarithmic axis",
+        ),
+        _ablation(
+            [Panel(title=title(name), series=[_rise(m, name) for m in models]) for name in report.sublayers],
+            name="ablation-sublayers",
+            heading="Loss when a sublayer is left out",
+            label="Rise of the loss when one sublayer is left out, on a logarithmic axis",
+        ),
+        _against(models),
+    ]
+    return [picture for picture in found if picture is not None]
+
+
+def gradients(report: ProbeValues) -> list[Picture]:
+    """How much of the gradient each block gets, now and over training."""
+    models = report.measured
+    found = [
+        _shares(
+            [panel(models, lambda m: _percent(m.values("gradients", "blocks", "share")))],
+            name="gradient-share",
+            heading="Gradient share",
+            label="Share of the gradient's norm that each block gets on this text, in percent",
+            reading="The part of the training signal that would reach each block now; a line that falls means that "
+            "the early blocks get most of it.",
+        ),
+        _shares(
+            [panel(models, lambda m: _percent(m.training_share))],
+            name="training-share",
+            heading="Gradient share over training",
+            label="Share of the gradient's norm that each block got over training, in percent",
+            reading="The part of the training signal that reached each block over the whole run, from the run's own "
+            "record; CascadeFlow Pruning ranks blocks by it.",
+        ),
+        _shares(
+            by_name(report, "gradients", "sublayers", "share_per_parameter"),
+            name="gradient-share-sublayers",
+            heading="Gradient share of sublayers",
+            label="Share of the gradient's norm over the root of the number of parameters, by sublayer",
+            reading="Divided by the root of the number of parameters, so that a wide MLP and a narrow attention "
+            "compare.",
+            axis="share of ‖∇‖ ÷ √parameters",
+            even=False,
+        ),
+        over_blocks(
+            [panel(models, lambda m: m.values("gradients", "blocks", "effective_rank"))],
+            name="gradient-rank",
+            heading="Effective rank of gradients",
+            label="Mean effective rank of each block's gradient matrices",
+            axis="effective rank",
+            reading="About how many directions a step would change in each weight matrix of a block; a low value "
+            "means that the batches ask for little that is new.",
+            tip="{name}, block {x}: {y}",
+        ),
+        over_blocks(
+            [panel(models, lambda m: m.values("gradients", "blocks", "cosine"))],
+            name="gradient-cosine",
+            heading="Agreement of batches",
+            label="Mean cosine between each block's gradients of different batches",
+            axis="cosine between batches",
+            reading="Near 1 all batches pull a block the same way, near 0 each pulls its own.",
+            tip="{name}, block {x}: {y}",
+            zero=True,
+        ),
+    ]
+    return [picture for picture in found if picture is not None]
+
+
+def _shares(
+    panels: Sequence[Panel],
+    *,
+    name: str,
+    heading: str,
+    label: str,
+    reading: str,
+    axis: str = "share of all blocks' gradient norm, %",
+    even: bool = True,
+) -> Picture | None:
+    blocks = {len(line.points) for p in panels for line in p.series if line.values}
+    unit = " %" if even else ""
+    return over_blocks(
+        panels,
+        name=name,
+        heading=heading,
+        label=label,
+        axis=axis,
+        reading=reading,
+        note="" if len(blocks) < 2 else "A share of more blocks is smaller: compare the slopes of the lines.",
+        tip="{name}, block {x}: {y}" + unit,
+        zero=True,
+        rule=(100 / blocks.pop(), "an even share") if even and len(blocks) == 1 else None,
+    )
+
+
+def _rise(model: ModelValues, sublayer: str = "") -> Series:
+    """ΔM over the blocks within its interval."""
+
+    def get(key: str) -> Row:
+        if sublayer:
+            return model.of_sublayer(sublayer, "ablation", "sublayers", key)
+        return model.values("ablation", "blocks", key)
+
+    return series(model.entry, by_block(get("nats")), between(get("nats_low"), get("nats_high")))
+
+
+def _ablation(panels: Sequence[Panel], *, name: str, heading: str, label: str) -> Picture | None:
+    values = sorted(v for p in panels for line in p.series for v in line.values)
+    if not values:
+        return None
+    floor = min(0.001, max(values[-1], 1e-6) / 100)
+    edge = f" On the lower edge lie rises under {plain(floor)}, and falls: models that are better without it."
+    return over_blocks(
+        panels,
+        name=name,
+        heading=heading,
+        label=label,
+        axis="rise of the loss, nats a token",
+        reading="What the model loses when this one alone is skipped, the connection's own way: low down it does next "
+        "to nothing, high up it is needed.",
+        note="The shade is the 95 % interval over sequences." + (edge if values[0] < floor else ""),
+        tip="{name} without it in block {x}: {y} nats",
+        log=True,
+        floor=floor,
+        decimals=4,
+    )
+
+
+def _against(models: Sequence[ModelValues]) -> Picture | None:
+    """Gradient share against ΔM: over training where the run recorded it, else as it is now."""
+    clouds = []
+    for model in models:
+        shares, when = (model.training_share, "over training")
+        if not some(shares):
+            shares, when = model.values("gradients", "blocks", "share"), "on this text"
+        rises = model.values("ablation", "blocks", "nats")
+        if len(shares) != len(rises):
+            continue
+        pairs = zip(_percent(shares), rises, strict=True)
+        points = [(x, y, str(i + 1)) for i, (x, y) in enumerate(pairs) if x is not None and y is not None]
+        if points:
+            found = correlate(shares, rises)["spearman"]
+            words = together("Spearman", found.value, found.low, found.high, found.reason)
+            clouds.append(Cloud(entry=model.entry, points=points, words=f"{words} (share {when})"))
+    highest = max((y for cloud in clouds for _, y, _ in cloud.points), default=0.0)
+    return scatter(
+        clouds,
+        name="share-against-removal",
+        heading="Gradient share against need",
+        reading="Each point is a block: on a rising slope the blocks that the gradient reached are those that the "
+        "model needs, which is what gradient fan-in asymmetry says.",
+        note="The interval is over resampled blocks.",
+        label="Gradient share of each block against the rise of the loss without it",
+        x="share of the gradient's norm, %",
+        y="rise of the loss, nats a token",
+        y_log=True,
+        floor=min(0.001, max(highest, 1e-6) / 100),
+        y_shown=lambda v: fixed(v, 4),
+    )
+
+
+def _percent(values: Row) -> Row:
+    return [None if value is None else 100 * value for value in values]

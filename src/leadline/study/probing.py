@@ -1,0 +1,192 @@
+"""One model or several measured along depth, on the same held-out text, into one set of results.
+
+    results = probe_models(["runs/prenorm", "SmolLM2"], ProbeWish(data="sotu"), command="")
+    write_probe(results, Path("report"))
+
+The models are opened and measured one after the other, so that only one is in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import leadline
+from leadline.compare.machine import describe_machine
+from leadline.errors import LeadlineError, UsageError
+from leadline.files import write_json
+from leadline.hub.open import kind_of, open_model
+from leadline.hub.text import dataset_for, heldout_batches
+from leadline.probes.measure_stack import PARTS, measure_stack
+from leadline.study.probe_report import write_report
+from leadline.training.gradient_file import GRADIENT, load_gradient
+
+ABLATION = 4
+"""Ablation runs the model once for every block and sublayer, so unless told it gets this part of the tokens."""
+
+Progress = Callable[[str, str, int, int], None]
+"""Told the model's name, the parts that run, how many batches are done, and of how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeWish:
+    """What to measure, on what.
+
+    Attributes:
+        data: a data set's name or folder.
+        tokens: held-out predictions at most; ablation_tokens of them for ablation, a quarter unless given.
+        context: predictions in a sequence; each model's own, but 512 at most, unless given.
+        batch_size: sequences in a pass; it changes nothing but time and memory.
+        parts: of `leadline.probes.measure_stack.PARTS`.
+        layers: the name of the list of blocks, for models whose structure does not tell.
+        device: where to measure.
+        seed: of the bootstrap intervals.
+    """
+
+    data: str
+    tokens: int = 32768
+    ablation_tokens: int | None = None
+    context: int | None = None
+    batch_size: int = 8
+    parts: tuple[str, ...] = PARTS
+    layers: str | None = None
+    device: str = "cpu"
+    seed: int = 0
+
+    def limits(self, batches: int) -> dict[str, int]:
+        """How many of the batches ablation gets."""
+        tokens = max(1, self.tokens // ABLATION) if self.ablation_tokens is None else self.ablation_tokens
+        return {"ablation": max(1, min(batches, round(batches * tokens / self.tokens)))}
+
+
+def probe_models(
+    paths: Sequence[Path], wish: ProbeWish, *, command: str = "", progress: Progress | None = None
+) -> dict[str, Any]:
+    """Measures every model and gives what results.json holds; `leadline.study.probe_report.values` lists it.
+
+    Of several models one that fails is kept with its error, and the others are measured all the same.
+
+    Raises:
+        UsageError: no models, one that is no folder, or a wish that can't be met.
+        LeadlineError: the only model can't be measured.
+    """
+    check_paths(paths)
+    began = time.perf_counter()
+    names = names_of(paths)
+    models: list[dict[str, Any]] = []
+    data: dict[str, Any] = {}
+    for path, name in zip(paths, names, strict=True):
+        told = None if progress is None else _for_model(progress, name)
+        try:
+            model, seen = _probe(path, wish, told)
+        except LeadlineError as error:
+            if len(paths) == 1:
+                raise
+            model, seen = {"status": "failed", "error": str(error)}, {}
+        models.append({"name": name, "path": str(path), **model})
+        data = data or seen
+    return {
+        "leadline": leadline.__version__,
+        "command": command,
+        "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "seconds": time.perf_counter() - began,
+        "machine": describe_machine(),
+        "data": {"name": wish.data, **data},
+        "settings": {
+            "tokens": wish.tokens,
+            "context": wish.context,
+            "batch_size": wish.batch_size,
+            "parts": list(wish.parts),
+            "layers": wish.layers,
+            "device": wish.device,
+            "seed": wish.seed,
+        },
+        "models": models,
+    }
+
+
+def write_probe(results: dict[str, Any], out: Path) -> None:
+    """Writes report.html and results.json into `out`, each whole or not at all.
+
+    Raises:
+        LeadlineError: a file can't be written.
+    """
+    try:
+        # The page first: what takes longest and may be interrupted leaves nothing behind.
+        write_report(results, out / "report.html")
+        write_json(out / "results.json", results)
+    except OSError as error:
+        raise LeadlineError(f"can't write {error.filename or out}: {error.strerror or error}") from error
+
+
+def check_paths(paths: Sequence[Path]) -> None:
+    """Raises UsageError where a folder holds no model, so that this is known before any work."""
+    if not paths:
+        raise UsageError("name a MODEL: a run's folder, a saved model's, or a Hugging Face one")
+    for path in paths:
+        kind_of(path)
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """The last parts of the paths, as many as it takes to tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    names = [path[-1] for path in parts]
+    for length in range(2, max(len(path) for path in parts) + 1):
+        names = [
+            "/".join(path[-length:]) if names.count(name) > 1 else name for path, name in zip(parts, names, strict=True)
+        ]
+    # The same folder twice is two models all the same.
+    return [f"{name} ({names[: i + 1].count(name)})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+
+
+def _for_model(progress: Progress, name: str) -> Callable[[str, int, int], None]:
+    return lambda parts, done, total: progress(name, parts, done, total)
+
+
+def _probe(
+    path: Path, wish: ProbeWish, progress: Callable[[str, int, int], None] | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One model's part of the results, and what they say of the data."""
+    began = time.perf_counter()
+    opened = open_model(path, wish.device, layers=wish.layers)
+    if wish.context is not None and wish.context > opened.stack.context:
+        raise UsageError(
+            f"--context {wish.context} is more than the {opened.stack.context} tokens that {path} was made for"
+        )
+    data = dataset_for(opened, wish.data)
+    text = heldout_batches(opened, data, context=wish.context, tokens=wish.tokens, batch_size=wish.batch_size)
+    measured = measure_stack(
+        opened.stack,
+        text.batches,
+        parts=wish.parts,
+        bytes_per_token=text.bytes_per_token,
+        limits=wish.limits(len(text.batches)),
+        progress=progress,
+        seed=wish.seed,
+    )
+    model = {
+        "kind": opened.kind,
+        "tokenizer": opened.tokenizer.name,
+        "context": text.context,
+        "status": "ok",
+        "error": None,
+        "seconds": time.perf_counter() - began,
+        "tokens": text.tokens,
+        "batches": len(text.batches),
+        "data_hash": data.hash,
+        "probe": measured,
+        "training_gradient": _gradient(path),
+    }
+    return model, {"name": data.name}
+
+
+def _gradient(path: Path) -> dict[str, Any] | None:
+    """What the run's own record says of the gradient over training, if it has one."""
+    if not (path / GRADIENT).is_file():
+        return None
+    found = load_gradient(path)
+    return {key: found.get(key) for key in ("steps", "share", "sublayer_share")}

@@ -1,0 +1,60 @@
+"""`gradient.json`: what training says of the gradient along depth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from leadline.errors import LeadlineError, UsageError
+from leadline.files import write_json
+
+GRADIENT = "gradient.json"
+
+
+def write_gradient(folder: Path | str, report: dict[str, Any]) -> Path:
+    """Writes `gradient.json` into a folder, which is made if need be.
+
+    Raises:
+        LeadlineError: it can't be written.
+    """
+    path = Path(folder) / GRADIENT
+    try:
+        write_json(path, report)
+    except OSError as error:
+        raise LeadlineError(f"can't write {path}: {error.strerror or error}") from error
+    return path
+
+
+def load_gradient(folder: Path | str) -> dict[str, Any]:
+    """The gradient share that was recorded while a model was trained.
+
+    Args:
+        folder: a run's, one of its checkpoints', or a model's.
+
+    Returns:
+        The content of `gradient.json`: `steps`, `window`, `units`, `share`, `sublayer_share` and the rest; see
+        docs/gradient-fan-in.md. A share is None where there never was a gradient.
+
+    Raises:
+        UsageError: there is no record; it says how to make one.
+        LeadlineError: the file is damaged.
+    """
+    folder = Path(folder)
+    places = [folder / GRADIENT]
+    if folder.parent.name == "checkpoints":
+        places.append(folder.parent.parent / GRADIENT)
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        raise UsageError(
+            f"{folder} has no {GRADIENT}, so it is not known which blocks the gradient reached; `leadline train` "
+            "always records it; in a loop of one's own, leadline.training.GradientShare(model) does: "
+            "share.add(share.measure()) after each backward, share.save(folder) at the end"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LeadlineError(f"can't read {path}: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("share"), list):
+        raise LeadlineError(f"{path} is damaged: it should hold an object with a list `share`")
+    return content

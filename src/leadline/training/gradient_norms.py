@@ -1,0 +1,85 @@
+"""The norm of every parameter's gradient, whole or sharded, and whether there is one at all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Norms(NamedTuple):
+    """What a step's gradients measure. P parameters.
+
+    Attributes:
+        values: (P,) float32, or float64 where parameters are sharded: L2 norms, on the parameters' device. It is 0
+            where there is no gradient, so that `total` is the norm to clip by; `present` tells the two apart.
+        present: (P,) bool on the CPU: whether the parameter has a gradient, on any rank.
+    """
+
+    values: Tensor
+    present: Tensor
+
+    def total(self) -> Tensor:
+        """The norm of all gradients together, a scalar."""
+        return torch.linalg.vector_norm(self.values)
+
+
+def measure_norms(parameters: Sequence[nn.Parameter]) -> Norms:
+    """The norms of the gradients as they are now, without waiting for the device unless parameters are sharded.
+
+    A sharded parameter (a DTensor: FSDP2, tensor parallelism) has the norm of its whole gradient. That takes one small
+    sum over ranks for each way in which parameters are sharded, so every rank has to ask at the same time.
+    """
+    if any(is_sharded(parameter) for parameter in parameters):
+        return _sharded_norms(parameters)
+    grads = [p.grad for p in parameters if p.grad is not None]
+    norms = iter(torch._foreach_norm(grads)) if grads else iter(())
+    device = parameters[0].device if parameters else torch.device("cpu")
+    none = torch.zeros((), device=device)
+    values = [none if p.grad is None else next(norms).float() for p in parameters]
+    present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.bool)
+    return Norms(torch.stack(values) if values else torch.zeros(0), present)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor. Where nothing has imported that class, none is."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor, gathered on every rank; any other tensor as it is."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def _sharded_norms(parameters: Sequence[nn.Parameter]) -> Norms:
+    device = next(_local(p).device for p in parameters if is_sharded(p))
+    # Squares in float64, because those of large float32 norms overflow; beside them, how many ranks have a gradient.
+    table = torch.zeros(len(parameters), 2, dtype=torch.float64, device=device)
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for row, parameter in enumerate(parameters):
+        placed: Any = parameter
+        if is_sharded(parameter):
+            groups.setdefault((placed.device_mesh, placed.placements), []).append(row)
+        grad = parameter.grad
+        if grad is None:
+            continue
+        if is_sharded(grad) and getattr(grad, "placements", None) != getattr(placed, "placements", None):
+            grad = grad.redistribute(placements=placed.placements)  # type: ignore[attr-defined]
+        norm = torch.linalg.vector_norm(_local(grad), dtype=torch.float64)
+        table[row, 0], table[row, 1] = norm.square(), 1.0
+    for (mesh, placements), rows in groups.items():
+        part = table[rows]
+        for dimension, placement in enumerate(placements):
+            if not placement.is_replicate():
+                torch.distributed.all_reduce(part, group=mesh.get_group(dimension))
+        table[rows] = part
+    return Norms(table[:, 0].sqrt(), (table[:, 1] > 0).cpu())
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]

@@ -1,0 +1,105 @@
+"""What a run does to gradients and depth on purpose, after arXiv 2606.26538, and what is said of it.
+
+*Equalise*: in each step the gradients of all blocks are rescaled to the same L2 norm, the mean of the blocks' norms,
+before clipping. *Repeat*: the last blocks run several times with the same parameters (`DecoderConfig.repeat`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from leadline.designs import count_flops
+from leadline.errors import UsageError
+from leadline.models import DecoderConfig
+from leadline.models.config import RepeatConfig
+from leadline.training.config import RunConfig, parse_repeat
+from leadline.training.gradient_share import GradientShare
+from leadline.training.layerskip import LayerSkip
+
+LARGEST_FACTOR = float(torch.finfo(torch.float32).max)
+
+
+def repeated(model: DecoderConfig, repeat: str | None) -> DecoderConfig:
+    """The model with its last blocks repeated, as `--repeat` says.
+
+    Raises:
+        UsageError: there are not so many blocks.
+    """
+    if repeat is None:
+        return model
+    last, times = parse_repeat(repeat)
+    if last > len(model.layers):
+        raise UsageError(f"--repeat {repeat} repeats {last} blocks; this model has {len(model.layers)}")
+    return dataclasses.replace(model, repeat=RepeatConfig(last=last, times=times))
+
+
+@torch.no_grad()
+def equalise(share: GradientShare) -> None:
+    """Rescales the gradients in place, so that every block's has the mean of the blocks' norms.
+
+    Which parameter belongs to which block is what `share` says, so a shared one counts once; what is outside of blocks
+    stays. A block without a gradient, or with one of zero, stays as it is and takes no part in the mean.
+
+    Args:
+        share: after `add` of this step; its `last` are the blocks' norms.
+    """
+    norms = {block: norm for block, norm in enumerate(share.last) if norm is not None and norm > 0}
+    if not norms:
+        return
+    target = math.fsum(norms.values()) / len(norms)
+    for block, parameters in enumerate(share.by_block()):
+        factor = target / norms[block] if block in norms else 1.0
+        grads = [p.grad for p in parameters if p.grad is not None]
+        if grads and factor < LARGEST_FACTOR:
+            torch._foreach_mul_(grads, factor)
+
+
+def check_layerskip(skip: LayerSkip, model: DecoderConfig) -> None:
+    """Raises UsageError where a model can't be trained so."""
+    config = skip.config
+    if skip.exits and skip.blocks < 2:
+        raise UsageError(f"--exit-loss {config.exit_loss:g} needs 2 blocks or more; this model has {skip.blocks}")
+    if skip.exits and getattr(model.connection, "memory", "store") == "invert":
+        raise UsageError(
+            f"--exit-loss {config.exit_loss:g} reads the streams between blocks, which memory=invert can't give back; "
+            "memory=store works"
+        )
+
+
+def notes(config: RunConfig, model: DecoderConfig, skip: LayerSkip) -> list[str]:
+    """What a run with interventions should say of itself, and what its FLOPs count."""
+    said = []
+    if config.repeat is not None:
+        last, times = parse_repeat(config.repeat)
+        said.append(
+            f"the last {last} of {len(model.layers)} blocks run {times} times with the same parameters: "
+            f"{skip.blocks} blocks run, and FLOPs count them all"
+        )
+    if config.equalise:
+        said.append(_equalise_note(config))
+    if skip.drops:
+        saved = sum(skip.rates()) / skip.blocks
+        said.append(
+            f"layer dropout leaves out {saved:.1%} of the blocks' work on average; FLOPs count every block, and "
+            "evaluation runs them all"
+        )
+    if skip.exits:
+        exits = sum(skip.counts()) / skip.steps
+        said.append(
+            f"{exits:.1f} early exits a step on average add about {3 * exits * count_flops(model).head:,.0f} FLOPs "
+            "a token for the head, which the FLOPs don't count; the loss that is told is the final one, and the early "
+            f"ones weigh {config.exit_loss:g} beside its 1"
+        )
+    return said
+
+
+def _equalise_note(config: RunConfig) -> str:
+    if config.optimizer == "sgd":
+        return "gradients are equalised over blocks; the gradient share is that of the raw gradients"
+    return (
+        "gradients are equalised over blocks, which AdamW nearly undoes: it divides each parameter's gradient by its "
+        "own size; --optimizer sgd does not. The gradient share is that of the raw gradients"
+    )

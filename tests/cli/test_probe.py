@@ -1,0 +1,270 @@
+"""`leadline probe`: results and report for any kind of model, progress, and errors that name the option."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from html_structure import Structure
+
+import leadline
+from leadline.cli.main import main
+from leadline.cli.probe import Arguments, Progress, command_line, parts_of, run, wish
+from leadline.connections import Additive, Connection, MultiGate
+from leadline.data.prepare import prepare
+from leadline.data.tokenizers import ByteTokenizer
+from leadline.errors import LeadlineError, UsageError
+from leadline.models import AttentionConfig, Decoder, DecoderConfig, LayerConfig, MLPConfig
+from leadline.norms import RMSNorm
+from leadline.probes.measure_stack import PARTS
+from leadline.study import probing
+from leadline.study.probing import names_of
+
+TEXT = "We the people of the United States, in order to form a more perfect union. "
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text in bytes."""
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(4):
+        (folder / f"{number}.txt").write_text(TEXT * 12)
+    prepare(str(folder), folder / "data", tokenizer="bytes", heldout=0.5)
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain decoder of three blocks, one of two with streams, and a Hugging Face model."""
+    folder = tmp_path_factory.mktemp("models")
+    decoder(folder / "plain", Additive(), blocks=3)
+    decoder(folder / "streams", MultiGate(streams=2), blocks=2)
+    hugging_face(folder / "llama")
+    return folder
+
+
+def decoder(folder: Path, connection: Connection, *, blocks: int) -> None:
+    torch.manual_seed(0)
+    norm = RMSNorm()
+    layer = LayerConfig(
+        attention=AttentionConfig(heads=2, kv_heads=2, head_dim=4),
+        mlp=MLPConfig(hidden=8),
+        attention_norm=norm,
+        mlp_norm=norm,
+    )
+    config = DecoderConfig(
+        vocab_size=256,
+        dim=8,
+        layers=(layer,) * blocks,
+        connection=connection,
+        final_norm=norm,
+        context=16,
+        tied=False,
+    )
+    Decoder(config).save(folder)
+    ByteTokenizer().save(folder)
+
+
+def hugging_face(folder: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=16,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    ByteTokenizer().save(folder)
+
+
+def arguments(data: Path, out: Path, *found: Path, **more: Any) -> Arguments:
+    return Arguments(models=found, out=out, **{"data": str(data), "tokens": "96", "batch_size": 2, **more})
+
+
+def test_models_of_every_kind_stand_side_by_side(
+    data: Path, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "probe"
+    folders = [models / name for name in ("plain", "streams", "llama")]
+    assert run(arguments(data, out, *folders, json=tmp_path / "also.json")) == 0
+    results = json.loads((out / "results.json").read_text())
+    assert results == json.loads((tmp_path / "also.json").read_text())
+    assert [found["name"] for found in results["models"]] == ["plain", "streams", "llama"]
+    assert [found["kind"] for found in results["models"]] == ["leadline", "leadline", "hugging-face"]
+    assert [found["probe"]["model"]["blocks"] for found in results["models"]] == [3, 2, 2]
+    assert all(found["tokens"] == 96 and found["batches"] == 3 for found in results["models"])
+    assert all(found["probe"][part] is not None for found in results["models"] for part in PARTS[:5])
+    assert [found["probe"]["connection"] is None for found in results["models"]] == [False, False, True]
+    assert results["leadline"] == leadline.__version__
+    page = (out / "report.html").read_text()
+    assert Structure(page).open == []
+    assert 'id="stream-angles"' in page
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "results.json"]
+    said = capsys.readouterr()
+    assert said.out.startswith("plain: 3 blocks, loss ")
+    assert said.out.endswith(f"report: {out / 'report.html'}\n")
+    assert "plain: activations, similarity, lens, batch 1 of 3" in said.err
+
+
+def test_the_same_command_gives_the_same_numbers(data: Path, models: Path, tmp_path: Path) -> None:
+    found = []
+    for out in (tmp_path / "a", tmp_path / "b"):
+        run(arguments(data, out, models / "plain", parts="ablation,lens"))
+        found.append(json.loads((out / "results.json").read_text())["models"][0]["probe"])
+    assert found[0] == found[1]
+    assert found[0]["activations"] is None
+    assert found[0]["lens"]["final"]["loss"] == pytest.approx(5.6, abs=0.3)
+
+
+def test_ablation_reads_a_quarter_of_the_tokens_unless_told(data: Path, models: Path, tmp_path: Path) -> None:
+    def tokens(**more: Any) -> tuple[int, int]:
+        run(arguments(data, tmp_path / "out", models / "plain", parts="ablation,lens", tokens="256", **more))
+        probe = json.loads((tmp_path / "out" / "results.json").read_text())["models"][0]["probe"]
+        return probe["ablation"]["tokens"], probe["lens"]["tokens"]
+
+    assert tokens() == (64, 256)
+    assert tokens(ablation_tokens="128") == (128, 256)
+    assert tokens(ablation_tokens="1") == (32, 256)
+
+
+def test_a_run_s_own_record_of_the_gradient_is_shown(data: Path, tmp_path: Path) -> None:
+    from leadline.training import RunConfig, train
+
+    config = RunConfig(
+        design="prenorm", data=str(data), shape={"blocks": 2}, context=16, batch_size=2, tokens=64, record_every=0
+    )
+    train(config, tmp_path / "run")
+    run(arguments(data, tmp_path / "out", tmp_path / "run", parts="ablation"))
+    (found,) = json.loads((tmp_path / "out" / "results.json").read_text())["models"]
+    assert found["kind"] == "run"
+    recorded = json.loads((tmp_path / "run" / "gradient.json").read_text())
+    assert found["training_gradient"]["share"] == recorded["share"]
+    assert 'id="training-share"' in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": "0"}, "--tokens '0' is too small"),
+        ({"tokens": "many"}, "--tokens 'many' is not a count"),
+        ({"ablation_tokens": "1k"}, "--ablation-tokens 1,000 is more than --tokens; up to 96 work"),
+        ({"context": 0}, "--context 0 is too small"),
+        ({"context": 17}, "--context 17 is more than the 16 tokens that .*plain was made for"),
+        ({"batch_size": 0}, "--batch-size 0 is too small"),
+        ({"parts": "lense"}, "--parts lense: no such part; activations, .* or all work.*lens"),
+        ({"parts": ","}, "--parts is empty"),
+        ({"device": "abacus"}, "--device abacus can't be used here"),
+        ({"data": "nowhere"}, "nowhere"),
+        ({"layers": "model.layers"}, "--layers"),
+    ],
+)
+def test_bad_options(data: Path, models: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(dataclasses.replace(arguments(data, tmp_path / "out", models / "plain"), **options))
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_places(data: Path, models: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere is no folder"):
+        run(arguments(data, tmp_path / "out", models / "plain", Path("nowhere")))
+    with pytest.raises(UsageError, match="holds no model"):
+        run(arguments(data, tmp_path / "out", tmp_path))
+    with pytest.raises(UsageError, match="name a MODEL"):
+        run(arguments(data, tmp_path / "out"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"--out .*file is a file"):
+        run(arguments(data, tmp_path / "file", models / "plain"))
+
+
+def test_one_of_several_that_fails_leaves_the_others(
+    data: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(stack: Any, *rest: Any, **more: Any) -> Any:
+        if stack.blocks == 3:
+            raise LeadlineError("the loss is not finite")
+        return measured(stack, *rest, **more)
+
+    measured = probing.measure_stack
+    monkeypatch.setattr(probing, "measure_stack", measure)
+    asked = arguments(data, tmp_path / "out", models / "plain", models / "streams", parts="activations")
+    assert run(asked) == 1
+    assert "plain: failed: the loss is not finite\nstreams: 2 blocks" in capsys.readouterr().out
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Failed: plain." in page
+    assert 'id="block-rms"' in page
+    with pytest.raises(LeadlineError, match="not finite"):
+        run(arguments(data, tmp_path / "alone", models / "plain"))
+    assert not (tmp_path / "alone").exists()
+
+
+@pytest.mark.parametrize("where", ["measure_stack", "write_report"])
+def test_interrupted_it_leaves_nothing(
+    data: Path,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    where: str,
+) -> None:
+    def stop(*rest: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(probing, where, stop)
+    words = ["probe", str(models / "plain"), "--data", str(data), "--tokens", "32", "--parts", "activations"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 130
+    assert not (tmp_path / "out").exists()
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.endswith("leadline: interrupted\n")
+
+
+def test_parts() -> None:
+    assert parts_of("all") == PARTS
+    assert parts_of("ablation, activations") == ("activations", "ablation")
+    documented = Path(leadline.__file__).parent / "cli" / "probe.py"
+    options = documented.read_text()
+    assert all(part in options[options.index("    parts: str") :][:200] for part in PARTS)
+
+
+def test_the_command_repeats_the_arguments() -> None:
+    asked = Arguments(models=(Path("a b"), Path("c")), out=Path("out"), tokens="8k", layers="model.h", json=Path("x"))
+    assert command_line(asked) == "leadline probe 'a b' c --tokens 8k --layers model.h --out out"
+    assert wish(asked).tokens == 8000
+
+
+def test_names_are_as_long_as_it_takes() -> None:
+    assert names_of([Path("x/a"), Path("x/b")]) == ["a", "b"]
+    assert names_of([Path("x/runs/a"), Path("y/runs/a"), Path("b")]) == ["x/runs/a", "y/runs/a", "b"]
+    assert names_of([Path("x/a"), Path("x/a")])[0].endswith("x/a (1)")
+
+
+def test_progress_is_a_line_now_and_then() -> None:
+    stream, times = io.StringIO(), iter([0.0, 1.0, 6.0])
+    progress = Progress(stream, clock=lambda: next(times))
+    for done in (1, 2, 3):
+        progress("plain", "lens", done, 3)
+    progress.close()
+    assert stream.getvalue() == "plain: lens, batch 1 of 3\nplain: lens, batch 3 of 3\n"
+
+
+def test_progress_on_a_terminal_is_one_line_that_goes_away() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    progress = Progress(stream)
+    progress("plain", "lens", 1, 3)
+    progress.close()
+    assert stream.getvalue() == "\r\x1b[Kplain: lens, batch 1 of 3\r\x1b[K"

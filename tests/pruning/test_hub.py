@@ -1,0 +1,127 @@
+"""Hugging Face models: scored, cut, and loaded again by their own library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from leadline.data import ByteTokenizer
+from leadline.errors import LeadlineError, UsageError
+from leadline.pruning import Amount, Healing, Reading, Timing, Wish, open_subject, prune
+from leadline.stacks import Unit
+
+transformers = pytest.importorskip("transformers")
+import tiny_hub_models  # noqa: E402 (needs transformers)
+
+READING = Reading(context=16, stride=16, tokens=128)
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Make:
+    """`hub(name)`: a folder with a tiny model of 256 tokens, six blocks, and the byte tokenizer."""
+
+    def make(name: str, **options: Any) -> Path:
+        config = tiny_hub_models.CONFIGS[name](vocab_size=256, **options)
+        model = tiny_hub_models.build(config, dtype=torch.float32)
+        model.save_pretrained(tmp_path / name)
+        ByteTokenizer().save(tmp_path / name)
+        return tmp_path / name
+
+    return make
+
+
+def wish(criterion: str | None, **more: Any) -> Wish:
+    amount = {key: more.pop(key) for key in list(more) if key in Amount.__dataclass_fields__}
+    return Wish(criterion=criterion, amount=Amount(**amount), reading=READING, calibration_tokens=64, **more)
+
+
+@pytest.mark.parametrize(
+    ("name", "criterion"),
+    [
+        ("llama", "similarity"),
+        ("llama", "angular"),
+        ("llama", "taylor"),
+        ("llama", "ablation"),
+        ("gpt2", "taylor"),
+        ("gpt_neox", "similarity"),
+        ("qwen3", "magnitude"),
+        ("gemma2", "ablation"),
+    ],
+)
+def test_families(name: str, criterion: str, hub: Make, trained: Any, tmp_path: Path) -> None:
+    subject = open_subject(hub(name))
+    data = subject.data(str(trained.data))
+    # Of layers whose kinds alternate, whole periods can go.
+    amount = {"blocks": "1..2"} if name in ("qwen3", "gemma2") else {"count": 2}
+    asked = wish(None if "blocks" in amount else criterion, **amount)
+    record = prune(subject, data, asked, tmp_path / "out")
+    assert len(record["cut"]) == 2
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.config.get_text_config().num_hidden_layers == 4
+    tokens = torch.arange(12).view(1, 12)
+    cut = [Unit(int(block)) for block in record["cut"]]
+    with torch.no_grad(), subject.stack.skipping(cut):
+        torch.testing.assert_close(model.eval()(tokens).logits, subject.stack.logits(tokens), rtol=1e-4, atol=1e-4)
+    # The folder is one that can be cut again.
+    again = prune(open_subject(tmp_path / "out"), data, wish("magnitude", count=1), None)
+    assert again["blocks"] == 4
+    assert again["origin"]["earlier"]["cut"] == record["cut"]
+
+
+def test_sublayers_can_only_be_passed_by(hub: Make, trained: Any, tmp_path: Path) -> None:
+    subject = open_subject(hub("llama"))
+    data = subject.data(str(trained.data))
+    asked = wish("similarity", count=2, unit="sublayer")
+    with pytest.raises(UsageError, match="--unit block works"):
+        prune(subject, data, asked, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert len(prune(subject, data, asked, None)["cut"]) == 2
+
+
+def test_what_would_not_reload_is_refused(hub: Make, trained: Any, tmp_path: Path) -> None:
+    subject = open_subject(hub("gpt2", scale_attn_by_inverse_layer_idx=True))
+    with pytest.raises(LeadlineError, match="works it out from the layer's number"):
+        prune(subject, subject.data(str(trained.data)), wish(None, blocks="1"), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpt2"]
+
+
+def test_healing_and_speed(hub: Make, trained: Any, tmp_path: Path) -> None:
+    subject = open_subject(hub("llama", tie_word_embeddings=True))
+    data = subject.data(str(trained.data))
+    before = {name: value.clone() for name, value in subject.stack.model.named_parameters()}
+    asked = wish(
+        None,
+        blocks="2..3",
+        heal=Healing(tokens=10 * 64, learning_rate=1e-3, batch_size=4, context=16),
+        speed=Timing(batch_sizes=(2,), rounds=1, warm=1, prompt=8, tokens=2),
+    )
+    record = prune(subject, data, asked, tmp_path / "out")
+    assert record["healed"]["loss"] < record["after"]["loss"]
+    assert [(one["work"], one["batch_size"]) for one in record["speed"]] == [("prefill", 2), ("generation", 2)]
+    # The whole model was not trained with it.
+    assert all(torch.equal(value, before[name]) for name, value in subject.stack.model.named_parameters())
+
+
+def test_a_record_of_gradients(hub: Make, trained: Any, tmp_path: Path) -> None:
+    from leadline.training import GradientShare
+
+    folder = hub("llama")
+    subject = open_subject(folder)
+    data = subject.data(str(trained.data))
+    with pytest.raises(UsageError, match=r"--criterion cfp: .*gradient.json"):
+        prune(subject, data, wish("cfp", count=1), None)
+    share = GradientShare(subject.stack.model)
+    for batch in subject.calibration(data, READING, tokens=64, seed=0):
+        subject.stack.logits(batch.tokens).logsumexp(dim=-1).sum().backward()
+        share.add(share.measure())
+    share.save(folder)
+    record = prune(subject, data, wish("cfp", count=1), tmp_path / "out")
+    shares = share.report()["share"]
+    assert record["cut"] == [str(shares.index(min(shares)))]
+    assert len(open_subject(tmp_path / "out").gradient()["share"]) == 5
