@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from leadline import probes
     from leadline.config import from_dict, to_dict
     from leadline.connections import (
         Additive,
@@ -30,15 +31,20 @@ if TYPE_CHECKING:
         AttentionConfig,
         Decoder,
         DecoderConfig,
+        EarlyExit,
         InitConfig,
         KVCache,
         LayerConfig,
         MLPConfig,
+        RepeatConfig,
+        cut,
         fold,
         generate,
+        stream_early,
         stream_tokens,
     )
     from leadline.norms import BHyT, Derf, DyT, LayerNorm, NoNorm, NormConfig, RMSNorm
+    from leadline.stacks import Stack, StackWatcher, Unit, stack_of
 
 __version__ = "0.1.0"
 
@@ -61,16 +67,23 @@ _HOMES = {
         "AttentionConfig",
         "Decoder",
         "DecoderConfig",
+        "EarlyExit",
         "InitConfig",
         "KVCache",
         "LayerConfig",
         "MLPConfig",
+        "RepeatConfig",
+        "cut",
         "fold",
         "generate",
+        "stream_early",
         "stream_tokens",
     ),
     "leadline.norms": ("BHyT", "Derf", "DyT", "LayerNorm", "NoNorm", "NormConfig", "RMSNorm"),
+    "leadline.stacks": ("Stack", "StackWatcher", "Unit", "stack_of"),
 }
+_PARTS = ("probes",)
+"""Whole parts of the library, as in `ll.probes.record(model)`."""
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -86,6 +99,7 @@ __all__ = [
     "Derf",
     "Design",
     "DyT",
+    "EarlyExit",
     "HyperConnections",
     "InitConfig",
     "KVCache",
@@ -99,19 +113,29 @@ __all__ = [
     "NormConfig",
     "RMSNorm",
     "Readout",
+    "RepeatConfig",
     "Site",
+    "Stack",
+    "StackWatcher",
+    "Unit",
     "UsageError",
     "__version__",
+    "cut",
     "fold",
     "from_dict",
     "generate",
+    "probes",
     "resolve",
+    "stack_of",
+    "stream_early",
     "stream_tokens",
     "to_dict",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return importlib.import_module(f"leadline.{name}")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'leadline' has no attribute {name!r}")

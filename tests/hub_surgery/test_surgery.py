@@ -33,6 +33,7 @@ def test_the_new_model_shares_its_tensors_and_leaves_the_old_one_whole(llama: An
     assert len(llama.model.layers) == BLOCKS == llama.config.num_hidden_layers
     assert cut.model.layers[1].mlp.up_proj.weight is llama.model.layers[2].mlp.up_proj.weight
     assert cut.lm_head.weight is llama.lm_head.weight
+    assert not cut.training
 
 
 def test_mode_dtype_gradients_and_generation_settings_stay() -> None:

@@ -22,7 +22,7 @@ def test_every_public_name_is_there(name: str) -> None:
 
 
 def test_homes_and_public_names_agree() -> None:
-    assert {*leadline._HOME, "__version__"} == set(leadline.__all__)
+    assert {*leadline._HOME, *leadline._PARTS, "__version__"} == set(leadline.__all__)
 
 
 def test_an_unknown_name() -> None:

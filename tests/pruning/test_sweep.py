@@ -35,6 +35,8 @@ def test_models_of_several_seeds(trained: Any, tmp_path: Path) -> None:
         assert len(one["scores"]) == 3
         assert [len(cut) for point in one["points"] for cut in point["cut"]] == [1, 1, 1, 2, 2, 2]
         assert one["stability"]["pairs"] == 3
+        # Models that lose the same blocks are still measured each by itself.
+        assert all(len({q["loss"] for q in point["quality"]}) == 3 for point in one["points"])
         if name == "angular":
             continue
         for point in one["points"]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from leadline.data import load_tokenizer
 from leadline.hub.agreement import logits_of, passing_through
 from leadline.hub.surgery import find_blocks
 from leadline.probes.measure_stack import measure_stack
@@ -68,7 +69,7 @@ def test_probes(subject: Any, data: Any) -> None:
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
-def test_pruned_by(criterion: str, subject: Any, data: Any, tmp_path: Path) -> None:
+def test_pruned_by(criterion: str, smollm2: Path, subject: Any, data: Any, tmp_path: Path) -> None:
     wish = Wish(
         criterion=criterion,
         amount=Amount(count=REMOVED, protect_first=1, protect_last=1),
@@ -84,7 +85,7 @@ def test_pruned_by(criterion: str, subject: Any, data: Any, tmp_path: Path) -> N
     assert loaded.config.num_hidden_layers == len(find_blocks(loaded)[1]) == 30 - REMOVED
     assert [layer.self_attn.layer_idx for layer in loaded.model.layers] == list(range(30 - REMOVED))
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
-    tokens = torch.tensor([subject.tokenizer.encode(PROMPT)])
+    tokens = torch.from_numpy(load_tokenizer(smollm2).encode(PROMPT))[None].long()
     whole = subject.stack.model
     with passing_through(find_blocks(whole)[1], removed):
         expected = logits_of(whole, tokens)

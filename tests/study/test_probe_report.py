@@ -174,7 +174,7 @@ def test_sentences_name_blocks_for_the_reader_and_for_prune() -> None:
     found = sentences(ProbeValues.read(results(blocks=(12,))).models[0])
     assert "blocks 10, 11 and 12 are needed least, each left out by itself (prune --blocks 9,10,11)" in found
     assert "the first half of the blocks is worth 96\u00a0% of what all are" in found
-    assert "massive activations of 900 times the median are there from block 5 on" in found
+    assert "massive activations reach 900 times the median, after block 5" in found
     assert "half of all guesses are already the final ones after block 6 of 12" in found
     assert "the first half of the blocks gets 73\u00a0% of the gradient over training" in found
     small = sentences(model())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -15,11 +16,14 @@ from leadline.errors import LeadlineError, UsageError
 from leadline.files import write_atomically, write_json
 from leadline.models.config import DecoderConfig
 
+if TYPE_CHECKING:
+    from leadline.models.resnet import ResNetConfig
+
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 
 
-def write_model(folder: Path, config: DecoderConfig, model: nn.Module) -> None:
+def write_model(folder: Path, config: DecoderConfig | ResNetConfig, model: nn.Module) -> None:
     """Writes the weights, then the configuration, each whole or not at all.
 
     Raises:

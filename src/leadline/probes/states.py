@@ -25,7 +25,7 @@ class States:
         """All states in their order, each (..., D). A block that was left out leaves its state as it was.
 
         Raises:
-            LeadlineError: no block ran.
+            LeadlineError: no block ran, or the states have different shapes.
         """
         held, self._held = self._held, [None] * len(self._held)
         last = next((state for state in held if state is not None), None)
@@ -35,6 +35,12 @@ class States:
         for state in held:
             last = last if state is None else state
             states.append(last)
+        shapes = list(dict.fromkeys(tuple(state.shape) for state in states))
+        if len(shapes) > 1:
+            raise LeadlineError(
+                f"the states of this model have different shapes along depth, {shapes[0]} and {shapes[1]} among them, so "
+                "they can't be compared; ablation, the gradient share, Taylor and magnitude can"
+            )
         return states
 
 

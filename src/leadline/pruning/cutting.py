@@ -65,6 +65,8 @@ class Wish:
     speed: Timing | None = None
 
     def __post_init__(self) -> None:
+        if self.unit not in ("block", "sublayer"):
+            raise UsageError(f"--unit {self.unit} is not known; block and sublayer work")
         if self.criterion is not None:
             check_criterion(self.criterion)
         if (self.criterion is None) == (self.amount.blocks is None):

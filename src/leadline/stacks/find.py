@@ -6,13 +6,16 @@ from torch import nn
 
 from leadline.errors import UsageError
 from leadline.models import Decoder
+from leadline.models.resnet import ResNet
 from leadline.stacks.base import Stack
 from leadline.stacks.causal_lm import CausalLMStack
 from leadline.stacks.decoder import DecoderStack
+from leadline.stacks.resnet import ResNetStack
 
 
 def stack_of(model: nn.Module, *, blocks: str | None = None) -> Stack:
-    """The model as a stack of blocks: a `leadline.models.Decoder`, or a causal language model as it comes.
+    """The model as a stack of blocks: a `leadline.models.Decoder`, a `leadline.models.resnet.ResNet`, or a causal
+    language model as it comes.
 
     Args:
         model: a model that gives logits for tokens.
@@ -25,4 +28,8 @@ def stack_of(model: nn.Module, *, blocks: str | None = None) -> Stack:
         if blocks is not None:
             raise UsageError(f"blocks={blocks!r} (--layers) is for other models; a Leadline decoder's are known")
         return DecoderStack(model)
+    if isinstance(model, ResNet):
+        if blocks is not None:
+            raise UsageError(f"blocks={blocks!r} (--layers) is for other models; a ResNet's are known")
+        return ResNetStack(model)
     return CausalLMStack(model, blocks=blocks)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import sync_folder, write_json
 from leadline.models import Decoder
+from leadline.models.resnet import ResNet
 from leadline.models.saving import read_weights, write_model, write_tensors
 from leadline.training.optimiser import load_optimiser, optimiser_tensors
 
@@ -30,7 +31,7 @@ Resume = Literal["newest", "previous", "never"]
 
 
 def save_checkpoint(
-    out: Path, model: Decoder, optimiser: torch.optim.Optimizer, state: dict[str, Any], *, keep: int
+    out: Path, model: Decoder | ResNet, optimiser: torch.optim.Optimizer, state: dict[str, Any], *, keep: int
 ) -> Path:
     """Writes `checkpoints/step-…`, then removes all but the newest `keep`.
 
@@ -47,7 +48,8 @@ def save_checkpoint(
         for left in folder.parent.glob(".*.partial"):
             shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
-        model.refresh_statistics()
+        if isinstance(model, Decoder):
+            model.refresh_statistics()
         write_model(partial, model.config, model)
         kept = {f"{name}:{LIVE}": value for name, value in live.items()}
         write_tensors(partial / OPTIMISER, {**optimiser_tensors(model, optimiser), **kept})

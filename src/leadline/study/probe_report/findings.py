@@ -115,8 +115,7 @@ def _massive(model: ModelValues) -> str:
     high = max(some(values), default=0.0)
     if high < 100:
         return ""
-    block = next(i for i, value in enumerate(values) if value is not None and value >= high / 2)
-    return f"massive activations of {significant(high, 2)} times the median are there from block {block + 1} on"
+    return f"massive activations reach {significant(high, 2)} times the median, after block {values.index(high) + 1}"
 
 
 def _settled(model: ModelValues) -> str:

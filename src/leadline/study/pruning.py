@@ -1,0 +1,248 @@
+"""`leadline study pruning`: models trained with their gradient shares, cut by every criterion (claim C1).
+
+A few models that differ by seed alone are trained, then `leadline.pruning.sweep` cuts them at several ratios by every
+criterion. Source of the claim: CascadeFlow Pruning, arXiv 2606.26538. The protocol is ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leadline.compare.plan import Precision, parse_seeds
+from leadline.compare.results import INSTALL, finite
+from leadline.designs import count_flops, preset_named, resolve, settings
+from leadline.errors import LeadlineError, UsageError
+from leadline.ops.choice import Backend
+from leadline.pruning import Amount, Reading, Wish, open_subject
+from leadline.pruning.report import headline, page
+from leadline.pruning.sweep import SweepWish, sweep
+from leadline.study import results as shared
+from leadline.study.folder import at_work
+from leadline.study.runs import Arm, gather, run_folder, train_all
+
+if TYPE_CHECKING:
+    from leadline.data import DataSet
+
+OUTCOMES: dict[str, shared.Outcome] = {"holds": "holds", "does not hold": "does not hold"}
+"""What a sweep's verdict means for the claim; every other word leaves it open."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruningWish:
+    """What a study is asked to be; see `leadline study pruning --help`.
+
+    Attributes:
+        tokens: of each run; the preset's unless given.
+        ratios: shares of the blocks to cut.
+        criteria: all unless given.
+    """
+
+    design: str = "prenorm"
+    data: str = "sotu"
+    preset: str = "tiny"
+    blocks: int | None = None
+    tokens: int | None = None
+    seeds: str = "3"
+    learning_rate: float | None = None
+    ratios: tuple[float, ...] = (0.1, 0.2, 0.3, 0.5)
+    criteria: tuple[str, ...] | None = None
+    unit: str = "block"
+    protect_first: int = 0
+    protect_last: int = 0
+    calibration_tokens: int = 8_192
+    evaluate_tokens: int = 32_768
+    precision: Precision = "float32"
+    backend: Backend = "auto"
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruningPlan:
+    """A whole study; two equal plans share a folder.
+
+    Attributes:
+        slug: the design's, for folders.
+        shape: what replaces the preset's.
+        flops: of one run's training.
+    """
+
+    design: str
+    slug: str
+    data: str
+    data_hash: str
+    preset: str
+    shape: dict[str, int]
+    batch_size: int
+    context: int
+    tokens: int
+    seeds: tuple[int, ...]
+    learning_rate: float
+    flops: float
+    ratios: tuple[float, ...]
+    criteria: tuple[str, ...] | None
+    unit: str
+    protect_first: int
+    protect_last: int
+    calibration_tokens: int
+    evaluate_tokens: int
+    precision: Precision
+    backend: Backend
+    device: str
+
+
+def make_plan(wish: PruningWish, data: DataSet) -> PruningPlan:
+    """The plan of a study on opened data.
+
+    Raises:
+        UsageError: an option or a value is wrong; names it, and what works.
+    """
+    design, preset = resolve(wish.design), preset_named(wish.preset)
+    seeds = parse_seeds(wish.seeds)
+    if len(seeds) < 2:
+        raise UsageError(f"--seeds {wish.seeds} is one model; rank stability needs 2 or more")
+    if wish.blocks is not None and wish.blocks < 2:
+        raise UsageError(f"--blocks {wish.blocks} leaves nothing to choose from; 2 or more work")
+    blocks = preset.blocks if wish.blocks is None else wish.blocks
+    shape = {} if blocks == preset.blocks else {"blocks": blocks}
+    full = dataclasses.replace(preset.shape, blocks=blocks)
+    batch_tokens = preset.batch_size * full.context
+    tokens = preset.tokens if wish.tokens is None else wish.tokens
+    if tokens < 1:
+        raise UsageError(f"--tokens {tokens} is too small; 1 or more work")
+    tokens = -(-tokens // batch_tokens) * batch_tokens
+    plan = PruningPlan(
+        design=design.expression,
+        slug=design.slug,
+        data=wish.data,
+        data_hash=data.hash,
+        preset=preset.name,
+        shape=shape,
+        batch_size=preset.batch_size,
+        context=full.context,
+        tokens=tokens,
+        seeds=seeds,
+        learning_rate=wish.learning_rate or settings(design, preset).learning_rate,
+        flops=float(count_flops(design.decoder(full, data.vocab_size)).training_total) * tokens,
+        ratios=wish.ratios,
+        criteria=wish.criteria,
+        unit=wish.unit,
+        protect_first=wish.protect_first,
+        protect_last=wish.protect_last,
+        calibration_tokens=wish.calibration_tokens,
+        evaluate_tokens=wish.evaluate_tokens,
+        precision=wish.precision,
+        backend=wish.backend,
+        device=wish.device,
+    )
+    asked(plan)  # what is wrong with ratios and criteria is said before anything is trained
+    return plan
+
+
+def asked(plan: PruningPlan) -> SweepWish:
+    """What the sweep is told. Raises UsageError where ratios or criteria don't work."""
+    reading = Reading(context=plan.context, stride=plan.context, tokens=plan.evaluate_tokens, batch_size=8)
+    amount = Amount(count=0, protect_first=plan.protect_first, protect_last=plan.protect_last)
+    base = Wish(
+        amount=amount,
+        reading=reading,
+        criterion="random",
+        unit=plan.unit,
+        calibration_tokens=plan.calibration_tokens,
+    )
+    return SweepWish(ratios=plan.ratios, base=base, criteria=plan.criteria)
+
+
+def run_study(
+    plan: PruningPlan,
+    out: Path,
+    data: DataSet,
+    *,
+    jobs: int | None = None,
+    threads: int | None = None,
+    command: str = "leadline study pruning",
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Trains what is missing, sweeps, and writes `results.json` and `report.html`.
+
+    Returns:
+        The content of `results.json`: what `leadline.pruning.sweep` gives as `sweep`, and the runs as `arm`.
+
+    Raises:
+        UsageError: the folder holds something else.
+        LeadlineError: the folder cannot be written, or fewer than two models were trained.
+        KeyboardInterrupt: interrupted; what was trained has been saved, and the same call goes on.
+    """
+    with at_work(out, "pruning", plan):
+        arm = _arm(plan)
+        errors = train_all([arm], plan.seeds, out, jobs=jobs, threads=threads)
+        folders = [run_folder(out, arm, seed) for seed in plan.seeds]
+        trained = [folder for folder in folders if (folder / "summary.json").is_file()]
+        if len(trained) < 2:
+            reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
+            raise LeadlineError(f"rank stability needs 2 trained models, and there are {len(trained)} ({reasons})")
+        subjects = [open_subject(folder, plan.device) for folder in trained]
+        found = sweep(subjects, data, asked(plan), say)
+        results = collect(plan, arm, out, data, found, errors, command)
+        shown = dataclasses.replace(page(found, command), facts=shared.facts(results), install=INSTALL)
+        shared.write(results, shown, out)
+    return results
+
+
+def collect(
+    plan: PruningPlan,
+    arm: Arm,
+    out: Path,
+    data: DataSet,
+    found: dict[str, Any],
+    errors: dict[str, str],
+    command: str,
+) -> dict[str, Any]:
+    """The content of `results.json`."""
+    measured = gather([arm], plan.seeds, out)[arm.name]
+    results = {
+        **shared.opening("pruning", command, data),
+        "plan": dataclasses.asdict(plan),
+        "arm": {key: value for key, value in measured.items() if key != "depth"},
+        "failed": errors,
+        "sweep": found,
+        "headline": headline(found),
+        "sentences": [f"left out: {name}, because {reason}" for name, reason in found["left_out"].items()],
+        "judgements": shared.judgements_as_data([judged(found["verdict"])]),
+    }
+    plain: dict[str, Any] = finite(results)
+    return plain
+
+
+def judged(said: Mapping[str, Any]) -> shared.Judgement:
+    """A sweep's verdict as a study has it: open unless the claim holds whole, or fails."""
+    outcome = OUTCOMES.get(said["verdict"], "open")
+    word = "" if outcome == said["verdict"] else f"{said['verdict'].capitalize()}. "
+    return shared.Judgement(claim=said["claim"], paper="", outcome=outcome, evidence=word + said["evidence"])
+
+
+def _arm(plan: PruningPlan) -> Arm:
+    from leadline.training import RunConfig
+
+    every = max(1, plan.tokens // (plan.batch_size * plan.context) // 4)
+    config = RunConfig(
+        design=plan.design,
+        preset=plan.preset,
+        shape=plan.shape,
+        data=plan.data,
+        tokens=plan.tokens,
+        batch_size=plan.batch_size,
+        context=plan.context,
+        learning_rate=plan.learning_rate,
+        evaluate_every=every,
+        evaluate_tokens=plan.evaluate_tokens,
+        checkpoint_every=every,
+        keep=1,
+        precision=plan.precision,
+        backend=plan.backend,
+        device=plan.device,
+    )
+    return Arm(name=plan.design, slug=plan.slug, config=config, flops=plan.flops)

@@ -1,0 +1,78 @@
+"""`leadline study pruning`: what is refused before anything is trained, and one small study from end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from leadline.cli.main import main
+from leadline.data import DataSet
+from leadline.errors import UsageError
+from leadline.study.pruning import PruningWish, judged, make_plan
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seeds": "1"}, "2 or more"),
+        ({"blocks": 1}, "2 or more work"),
+        ({"tokens": 0}, "--tokens 0"),
+        ({"ratios": (0.2, 1.0)}, "between 0 and 1"),
+        ({"criteria": ("cpf",)}, "cfp"),
+        ({"unit": "head"}, "block"),
+        ({"design": "prenrom"}, "prenorm"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_trained(changes: dict, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        make_plan(PruningWish(**changes), DataSet.resolve("sotu"))
+
+
+def test_tokens_are_whole_steps() -> None:
+    plan = make_plan(PruningWish(tokens=1500, blocks=4), DataSet.resolve("sotu"))
+    assert plan.tokens == 2048
+    assert plan.shape == {"blocks": 4}
+
+
+@pytest.mark.parametrize(
+    ("word", "outcome"),
+    [
+        ("holds", "holds"),
+        ("does not hold", "does not hold"),
+        ("holds in perplexity", "open"),
+        ("within noise", "open"),
+        ("open", "open"),
+    ],
+)
+def test_a_claim_holds_whole_or_is_open(word: str, outcome: str) -> None:
+    found = judged({"claim": "C1", "verdict": word, "evidence": "Loss."})
+    assert found.outcome == outcome
+    assert found.evidence == ("Loss." if word == outcome else f"{word.capitalize()}. Loss.")
+
+
+def test_a_small_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "study"
+    options = ["study", "pruning", "--blocks", "3", "--tokens", "3k", "--seeds", "2", "--sweep", "0.34,0.67"]
+    options += ["--criteria", "cfp,magnitude", "--evaluate-tokens", "512", "--calibration-tokens", "256"]
+    assert main([*options, "--out", str(out)]) == 0
+    assert "C1" in capsys.readouterr().out
+    results = json.loads((out / "results.json").read_text())
+    assert results["study"] == "pruning"
+    assert set(results["sweep"]["criteria"]) == {"cfp", "magnitude"}
+    assert [point["count"] for point in results["sweep"]["criteria"]["cfp"]["points"]] == [1, 2]
+    assert results["sweep"]["seeds_are"] == "models"
+    assert results["judgements"][0]["claim"].startswith("C1")
+    assert "leadline study pruning" in (out / "report.html").read_text()
+
+    # The share that was recorded in training is what cfp ranks by.
+    share = json.loads((out / "runs" / "prenorm-seed0" / "gradient.json").read_text())["share"]
+    assert results["sweep"]["criteria"]["cfp"]["scores"][0] == pytest.approx(share)
+
+    # Once more: nothing is trained again. With other options the folder is refused.
+    trained = (out / "runs" / "prenorm-seed1" / "summary.json").stat().st_mtime_ns
+    assert main([*options, "--out", str(out)]) == 0
+    assert (out / "runs" / "prenorm-seed1" / "summary.json").stat().st_mtime_ns == trained
+    assert main([*options, "--protect-first", "1", "--out", str(out)]) == 2
+    assert "protect first is 0 there and 1 here" in capsys.readouterr().err
