@@ -175,6 +175,13 @@ def test_places_that_do_not_fit(make_config: MakeConfig, places: tuple[int, ...]
         dataclasses.replace(full, layers=layers, cut=CutConfig(built_for=8, places=places))
 
 
+def test_an_mlp_is_in_no_place_of_an_attention(make_config: MakeConfig) -> None:
+    full = make_config(blocks=2)
+    layers = (dataclasses.replace(full.layers[0], attention=None), full.layers[1])
+    with pytest.raises(UsageError, match=r"cut.places has None for attention and 0 for the MLP of block 0"):
+        dataclasses.replace(full, layers=layers, cut=CutConfig(built_for=4, places=(0, 2, 3)))
+
+
 def test_layers_that_do_not_fit(make_config: MakeConfig) -> None:
     full = make_config(blocks=2)
     bare = dataclasses.replace(full.layers[1], attention=None, mlp=None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -9,7 +10,20 @@ import pytest
 import torch
 
 from leadline.errors import LeadlineError
-from leadline.probes import angular_distance, depth_weights, gates, measure, mixing, removal, stream_diversity
+from leadline.designs import preset_named, resolve
+from leadline.models import Decoder, cut
+from leadline.probes import (
+    ablation,
+    angular_distance,
+    depth_weights,
+    gates,
+    measure,
+    measure_stack,
+    mixing,
+    removal,
+    stream_diversity,
+)
+from leadline.stacks import stack_of
 
 Toys = Callable[..., Any]
 
@@ -70,3 +84,16 @@ def test_no_batches_is_an_error(toy: Toys) -> None:
     for probe in (removal, angular_distance):
         with pytest.raises(LeadlineError, match="no tokens"):
             probe(model, [])
+
+
+def test_a_block_without_a_sublayer_is_a_block(batches: Toys) -> None:
+    shape = dataclasses.replace(
+        preset_named("tiny").shape, blocks=3, dim=8, heads=2, kv_heads=2, head_dim=4, hidden=12, context=16
+    )
+    model = cut(Decoder(resolve("mgr").decoder(shape, 11)), [1])  # block 0 without its MLP
+    data = batches([0, 1, 2, 3, 4], [5, 6, 7, 8, 9])
+    found, expected = measure(model, data), measure_stack(stack_of(model), data, parts=("activations", "similarity"))
+    assert found["removal"] == pytest.approx(ablation(stack_of(model), data)["blocks"]["bits_per_byte"], abs=1e-6)
+    assert found["block_output_rms"] == pytest.approx(expected["activations"]["blocks"]["rms"], rel=1e-5)
+    for row, whole in zip(found["angular_distance"], expected["similarity"]["angular_distance"], strict=True):
+        assert row == pytest.approx(whole, abs=1e-5)

@@ -127,6 +127,16 @@ def test_cka_comes_near_the_plain_one_on_many_tokens() -> None:
     assert cka.result()[0][1] == pytest.approx(biased_cka(x, y), abs=0.03)
 
 
+def test_rounding_is_no_likeness() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 200, 64, dtype=torch.float64, generator=generator)
+    x[1] = torch.randn(64, dtype=torch.float64, generator=generator)  # one vector for all tokens
+    cka = MinibatchCKA()
+    cka.add(x)
+    assert [row[1] for row in cka.result() or []] == [None, None, None]
+    assert cka.result()[0][0] == 1.0
+
+
 def test_cka_ignores_rotation_and_scale_and_says_none_of_constants() -> None:
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rotation = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]

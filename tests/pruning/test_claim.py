@@ -63,6 +63,9 @@ def test_calibration_texts_of_one_model_leave_it_open() -> None:
     assert (said["verdict"], said["tone"]) == ("open", "plain")
     assert "needs models trained with several seeds" in said["evidence"]
     assert said["stability"] == {"similarity": None, "taylor": None, "magnitude": None}
+    # The same cut every time differs by the same amount every time, which is no evidence over seeds.
+    said = verdict(results("calibration texts", cfp=criterion([2.5] * 3), **all_rivals([2.4] * 3, STEADY)))
+    assert (said["verdict"], said["tone"]) == ("open", "plain")
 
 
 def test_cfp_is_missing() -> None:

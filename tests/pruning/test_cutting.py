@@ -17,6 +17,7 @@ from leadline.models import Decoder, RepeatConfig
 from leadline.pruning import Amount, Healing, Reading, Timing, Wish, open_subject, prune, quality
 from leadline.pruning.criteria import CRITERIA
 from leadline.stacks import Unit, stack_of
+from leadline.training import RunConfig, train
 
 READING = Reading(context=16, stride=16, tokens=128)
 
@@ -225,3 +226,35 @@ def test_a_block_that_repeats_goes_with_all_its_runs(trained: Any, tmp_path: Pat
     assert (named["cut"], named["kept"]) == (["2"], ["0", "1"])
     assert named["checked"]["surgery"] == 0.0
     assert stack_of(Decoder.load(tmp_path / "named")).blocks == 4
+
+
+@pytest.mark.parametrize("design", ["prenorm", "attnres"])
+@pytest.mark.parametrize("unit", ["block", "sublayer"])
+def test_a_model_that_repeats_is_cut_by_its_record(design: str, unit: str, trained: Any, tmp_path: Path) -> None:
+    config = RunConfig(
+        design=design,
+        data=str(trained.data),
+        shape={"blocks": 3, "dim": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "hidden": 12},
+        repeat="2x3",
+        batch_size=4,
+        context=16,
+        tokens=128,
+        learning_rate=0.02,
+        evaluate_tokens=64,
+    )
+    train(config, tmp_path / "run")
+    whole = json.loads((tmp_path / "run" / "gradient.json").read_text())
+    name = "share" if unit == "block" else "sublayer_share"
+    subject = open_subject(tmp_path / "run")
+    data = subject.data(str(trained.data))
+    record = prune(subject, data, wish("cfp", unit=unit), tmp_path / "out")
+    assert list(record["scores"].values()) == whole[name]
+    assert record["scores"][record["cut"][0]] == min(whole[name])
+    left = json.loads((tmp_path / "out" / "gradient.json").read_text())
+    assert len(left[name]) == len(whole[name]) - 1
+    kept = [share for share in whole[name] if share != min(whole[name])]
+    assert left[name] == pytest.approx([share / sum(kept) for share in kept])
+    smaller = stack_of(Decoder.load(tmp_path / "out"))
+    assert sum(left["parameters"]["block"]) == sum(p.numel() for p in smaller.model.blocks.parameters())
+    again = prune(open_subject(tmp_path / "out"), data, wish("cfp", unit=unit), None)
+    assert len(again["cut"]) == 1

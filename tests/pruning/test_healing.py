@@ -54,12 +54,15 @@ def test_half_precision_is_trained_in_float32(saved: Any, trained: Any) -> None:
     data = subject.data(str(trained.data))
     stack = copied(subject.stack)
     stack.model.bfloat16()
+    stack.model.register_buffer("table", torch.ones(2, dtype=torch.bfloat16))
+    buffers = {name: b.dtype for name, b in stack.model.named_buffers()}
     before = [p.clone() for p in stack.model.parameters()]
     seen: set[torch.dtype] = set()
     rate = healing(learning_rate=1e-2)
     heal(stack, data.train, rate, lambda step, steps, loss: seen.update(p.dtype for p in stack.model.parameters()))
     assert seen == {torch.float32}
     assert {p.dtype for p in stack.model.parameters()} == {torch.bfloat16}
+    assert {name: b.dtype for name, b in stack.model.named_buffers()} == buffers
     assert any(not torch.equal(p, b) for p, b in zip(stack.model.parameters(), before, strict=True))
 
 

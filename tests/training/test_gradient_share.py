@@ -17,6 +17,7 @@ from leadline.models import Decoder
 from leadline.models.config import RepeatConfig
 from leadline.training import GradientShare, effective_ranks, load_gradient, train
 from leadline.training.checkpoint import find_checkpoint
+from leadline.training.gradient_norms import measure_norms
 
 SHAPE = ShapeConfig(dim=8, blocks=3, heads=2, kv_heads=2, head_dim=4, hidden=12, context=16)
 
@@ -170,6 +171,14 @@ def test_repeated_blocks_count_once() -> None:
     # The places that repeat it have no parameters but their own queries, which are the block's too.
     assert share.last[2] == pytest.approx(norm(model, "blocks.2.", "blocks.4.", "blocks.6."), rel=1e-5)
     assert sum(report["parameters"]["block"]) == sum(p.numel() for p in model.blocks.parameters())
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 1.0), (torch.float16, 1000.0), (torch.float64, 1.0)])
+def test_norms_of_other_dtypes(dtype: torch.dtype, size: float) -> None:
+    parameter = nn.Parameter(torch.zeros(300, 300, dtype=dtype))
+    parameter.grad = (size * torch.randn(300, 300, generator=torch.Generator().manual_seed(0))).to(dtype)
+    # Every entry is finite; in float16 the norm would not be.
+    assert float(measure_norms([parameter]).values) == pytest.approx(float(parameter.grad.double().norm()), rel=1e-5)
 
 
 def test_a_wrapped_model() -> None:

@@ -225,7 +225,7 @@ class Gfa:
     evaluations: int = 5
     """How often in a run the held-out loss is measured."""
 
-    evaluate_tokens: str = "32768"
+    evaluate_tokens: str = "16384"
     """Held-out tokens of each of these."""
 
     ablation_tokens: str = "16384"

@@ -16,7 +16,7 @@ from leadline.errors import LeadlineError, UsageError
 
 DIGITS = "digits"
 DIGITS_SIZE = 32
-HELDOUT = 5
+HELDOUT_ONE_IN = 5
 """Where no split comes with the images, one of so many is held out. [ours]"""
 SPLIT_SEED = 0
 """Of that split, the same for every run."""
@@ -202,8 +202,8 @@ def image_folder(folder: Path, size: int) -> ImageSet:
     train = next((parts[name] for name in TRAIN_NAMES if name in parts), None)
     heldout = next((parts[name] for name in HELDOUT_NAMES if name in parts), None)
     if train is not None and heldout is not None:
-        classes, *first = _files(train)
-        others, *second = _files(heldout)
+        classes, paths, labels = _files(train)
+        others, other_paths, other_labels = _files(heldout)
         if classes != others:
             raise UsageError(
                 f"--images {folder}: {train.name} and {heldout.name} have different classes; both need all"
@@ -211,12 +211,13 @@ def image_folder(folder: Path, size: int) -> ImageSet:
     else:
         classes, paths, labels = _files(folder)
         kept, out = _split(len(paths))
-        first, second = (([paths[i] for i in rows], labels[rows]) for rows in (kept, out))
-    listed = [(str(p.relative_to(folder)), p.stat().st_size) for part in (first, second) for p in part[0]]
+        other_paths, other_labels = [paths[i] for i in out], labels[out]
+        paths, labels = [paths[i] for i in kept], labels[kept]
+    listed = [(str(path.relative_to(folder)), path.stat().st_size) for path in (*paths, *other_paths)]
     return ImageSet(
         name=folder.name,
-        train=ImageFiles(*first, size),
-        heldout=ImageFiles(*second, size),
+        train=ImageFiles(paths, labels, size),
+        heldout=ImageFiles(other_paths, other_labels, size),
         classes=classes,
         augmentation=Augmentation(flip=True, padding=size // 8),
         hash=hash_of(listed, [size]),
@@ -245,5 +246,5 @@ def _files(folder: Path) -> tuple[tuple[str, ...], list[Path], Rows]:
 def _split(count: int) -> tuple[Rows, Rows]:
     """The numbers below `count` that are for training, and those held out, in order."""
     order = shuffled(count, "split", SPLIT_SEED)
-    out = max(1, count // HELDOUT)
+    out = max(1, count // HELDOUT_ONE_IN)
     return np.sort(order[out:]), np.sort(order[:out])

@@ -134,7 +134,8 @@ class CutConfig:
                 )
         for index, (attention, mlp) in enumerate(blocks):
             pair = tuple(None if number is None else self.places[number] for number in (attention, mlp))
-            if (pair[0] or 0) % 2 or (pair[1] or 1) % 2 == 0 or (None not in pair and pair[0] != (pair[1] or 0) - 1):
+            wrong = any(place is not None and place % 2 != side for side, place in enumerate(pair))
+            if wrong or (None not in pair and pair[0] != (pair[1] or 0) - 1):
                 raise UsageError(
                     f"cut.places has {pair[0]} for attention and {pair[1]} for the MLP of block {index}; "
                     "those of one block are 2i and 2i + 1"

@@ -6,6 +6,7 @@ A batch is anything with `tokens` and `targets`, both (B, T) int64.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from leadline.probes.record import Rows, record
 from leadline.probes.similarity import MOST_TOKENS
 from leadline.probes.states import angles, chunks, cosines
 from leadline.probes.streams import rows_of, shown_rows
-from leadline.probes.watch import TokenBatch, Watcher, measuring, run, sites_of, watch
+from leadline.probes.watch import TokenBatch, Watcher, block_starts, measuring, run, sites_of, watch
 
 
 def removal(
@@ -40,7 +41,7 @@ def removal(
         LeadlineError: there are no tokens.
     """
     sites = len(sites_of(model))
-    blocks = [tuple(range(i, min(i + sites_per_block, sites))) for i in range(0, sites, sites_per_block)]
+    blocks = [tuple(range(*ends)) for ends in itertools.pairwise([*block_starts(model, sites_per_block), sites])]
     rise = LossRise(len(blocks), resamples=0)
     with measuring(model) as device:
         for batch in batches:
@@ -59,7 +60,7 @@ def angular_distance(model: nn.Module, batches: Iterable[TokenBatch], *, sites_p
     Returns:
         (L+1) × (L+1), symmetric, zero on the diagonal.
     """
-    watcher = _Angles(len(sites_of(model)), sites_per_block)
+    watcher = _Angles(block_starts(model, sites_per_block))
     hidden: Any = getattr(model, "hidden", model)
     with measuring(model) as device, watch(model, watcher):
         for batch in batches:
@@ -72,8 +73,8 @@ def angular_distance(model: nn.Module, batches: Iterable[TokenBatch], *, sites_p
 
 
 class _Angles(Watcher):
-    def __init__(self, sublayers: int, sites_per_block: int) -> None:
-        self.firsts = set(range(0, sublayers, sites_per_block))
+    def __init__(self, firsts: Iterable[int]) -> None:
+        self.firsts = set(firsts)
         self.vectors: list[Tensor] = []
         self.total: Tensor | None = None
         self.tokens = 0

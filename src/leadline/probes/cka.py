@@ -17,21 +17,27 @@ class MinibatchCKA:
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
+        self._rounding: Tensor | None = None
 
     def add(self, x_SnD: Tensor) -> None:
         """One batch of n tokens, float64; fewer than four are left out, because the estimate needs four."""
         n = x_SnD.shape[1]
         if n < 4:
             return
-        centred = u_centred(x_SnD @ x_SnD.transpose(1, 2)).flatten(1)
+        gram = x_SnD @ x_SnD.transpose(1, 2)
+        centred = u_centred(gram).flatten(1)
         products = centred @ centred.T / (n * (n - 3))
+        # What is left of equal vectors when their sums have been rounded.
+        rounding = gram.flatten(1).square().sum(dim=1) * (n * torch.finfo(gram.dtype).eps) ** 2 / (n * (n - 3))
         self.total = products if self.total is None else self.total + products
+        self._rounding = rounding if self._rounding is None else self._rounding + rounding
 
     def result(self) -> list[list[float | None]] | None:
         """(S, S), 1 on the diagonal; None for a set of equal vectors, and as a whole without a batch."""
-        if self.total is None:
+        if self.total is None or self._rounding is None:
             return None
         own = self.total.diagonal()
+        own = torch.where(own > self._rounding, own, 0.0)
         size = torch.sqrt(torch.outer(own, own))
         return [
             [

@@ -10,7 +10,7 @@ Cheap enough for training: one reduction per read and write, on the model's devi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from leadline.connections.base import Readout, Site, State
 from leadline.errors import LeadlineError, UsageError
-from leadline.probes.watch import Watcher, has_sites, sites_of, watch
+from leadline.probes.watch import Watcher, block_starts, has_sites, sites_of, watch
 from leadline.stacks import Stack, StackWatcher, stack_of
 
 Rows = list[Any]
@@ -51,11 +51,14 @@ class DepthRecord(Watcher):
     """What `record` collects; all values are means over the tokens seen, in float32.
 
     With N sublayers, a value is None where nothing came by (a skipped sublayer).
+
+    Args:
+        firsts: the number of each block's first sublayer.
     """
 
-    def __init__(self, sublayers: int, *, inspect: bool, sites_per_block: int) -> None:
+    def __init__(self, sublayers: int, *, inspect: bool, firsts: Sequence[int]) -> None:
         self.sublayers = sublayers
-        self.sites_per_block = sites_per_block
+        self.firsts = tuple(firsts)
         self._inspect = inspect
         self._reads = [_Mean() for _ in range(sublayers + 1)]
         self._outputs = [_Mean() for _ in range(sublayers)]
@@ -78,7 +81,7 @@ class DepthRecord(Watcher):
     def block_output_rms(self) -> Rows:
         """The size of depth after each block: what the next block reads, and the readout for the last."""
         reads = self.read_rms
-        return [*reads[self.sites_per_block : self.sublayers : self.sites_per_block], reads[-1]]
+        return [*(reads[first] for first in self.firsts[1:]), reads[-1]]
 
     @property
     def connection(self) -> dict[str, Rows]:
@@ -135,8 +138,8 @@ class StackRecord(DepthRecord, StackWatcher):
 
     def __init__(self, stack: Stack) -> None:
         widths = [len(names) for names in stack.sublayers]
-        super().__init__(sum(widths), inspect=False, sites_per_block=2)
         self._firsts = [sum(widths[:block]) for block in range(stack.blocks)]
+        super().__init__(sum(widths), inspect=False, firsts=self._firsts)
         self._names = stack.sublayers
         self._after = [_Mean() for _ in widths]
 
@@ -169,14 +172,14 @@ def record(model: nn.Module | Stack, *, inspect: bool = False, sites_per_block: 
     Args:
         model: the model, or the stack that it was made into.
         inspect: also collect what the connection shows of itself; costs about as much as another read.
-        sites_per_block: how many sites make a block, for `block_output_rms`.
+        sites_per_block: how many sites make a block, for `block_output_rms`; a `Decoder` says it itself.
 
     Raises:
         LeadlineError: the model is being recorded already, or has neither sites nor blocks that are found.
     """
     module = model.model if isinstance(model, Stack) else model
     if has_sites(module):
-        depth = DepthRecord(len(sites_of(module)), inspect=inspect, sites_per_block=sites_per_block)
+        depth = DepthRecord(len(sites_of(module)), inspect=inspect, firsts=block_starts(module, sites_per_block))
         with watch(module, depth):
             yield depth
         return

@@ -30,7 +30,7 @@ class StreamRecord(DepthRecord):
     """
 
     def __init__(self, sublayers: int, firsts: list[int]) -> None:
-        super().__init__(sublayers, inspect=True, sites_per_block=2)
+        super().__init__(sublayers, inspect=True, firsts=firsts)
         self._rows = {site: row for row, site in enumerate([*firsts, sublayers])}
         self._held: dict[int, Tensor] = {}
         self._totals: list[Tensor] = []

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from leadline.errors import LeadlineError
+from leadline.models import Decoder
 from leadline.stacks.sites import Watcher, readout_of, sites_of, watch
 
-__all__ = ["TokenBatch", "Watcher", "has_sites", "measuring", "readout_of", "run", "sites_of", "watch"]
+__all__ = ["TokenBatch", "Watcher", "block_starts", "has_sites", "measuring", "readout_of", "run", "sites_of", "watch"]
 
 
 class TokenBatch(Protocol):
@@ -46,6 +47,17 @@ def run(model: nn.Module, batches: Iterable[TokenBatch], device: torch.device) -
         hidden(batch.tokens.to(device))
         tokens += batch.tokens.numel()
     return tokens
+
+
+def block_starts(model: nn.Module, sites_per_block: int = 2) -> list[int]:
+    """The number of each block's first site: a decoder says it (a block that was cut may have one site only).
+
+    Args:
+        sites_per_block: of any other model with sites.
+    """
+    if isinstance(model, Decoder):
+        return [next(number for number in pair if number is not None) for pair in model.config.numbers]
+    return list(range(0, len(sites_of(model)), sites_per_block))
 
 
 def has_sites(model: nn.Module) -> bool:

@@ -53,8 +53,7 @@ def verdict(results: Mapping[str, Any]) -> dict[str, Any]:
             "Seeds are calibration texts of one model, so CFP and magnitude rank the same every time; the claim needs "
             "models trained with several seeds."
         )
-        word = "open" if word.startswith("holds") else word
-        tone = "plain" if word == "open" else tone
+        word, tone = "open", "plain"
     return _said(word, " ".join(sentences), tone, loss, stable)
 
 

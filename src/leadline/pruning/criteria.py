@@ -135,28 +135,25 @@ def _recorded(found: Candidates, evidence: Evidence) -> list[float]:
     """The gradient shares that training left."""
     if evidence.gradient is None:
         raise UsageError("--criterion cfp needs the gradient shares of training, and there is no record of them")
-    stack, prefix = evidence.stack, "" if found.kind == "block" else "sublayer_"
+    prefix = "" if found.kind == "block" else "sublayer_"
     name = f"{prefix}share{'_per_parameter' if evidence.normalised else ''}"
     shares = evidence.gradient.get(name)
-    units = stack.units(found.kind)
-    if not isinstance(shares, list) or len(shares) != len(units):
+    # Training too counts what repeats once.
+    if not isinstance(shares, list) or len(shares) != len(found.units):
         has = f"{len(shares)} numbers" if isinstance(shares, list) else "no list"
         raise LeadlineError(
-            f"gradient.json has {has} for {name}, and this model has {len(units)} {found.kind}s: the record is another "
-            "model's"
+            f"gradient.json has {has} for {name}, and this model has {len(found.units)} {found.kind}s: the record is "
+            "another model's"
         )
-    by_unit = dict(zip(units, shares, strict=True))
-    for unit in found.units:
-        share = by_unit[unit]
+    for unit, share in zip(found.units, shares, strict=True):
         if not isinstance(share, int | float) or isinstance(share, bool) or share < 0:
             raise LeadlineError(
                 f"gradient.json has no share for {found.kind} {unit}, which no gradient reached in training (frozen, "
                 "or its gradients lived elsewhere); another criterion has to judge it"
             )
-    if not any(by_unit[unit] > 0 for unit in found.units):
+    if not any(share > 0 for share in shares):
         raise LeadlineError("gradient.json holds nothing but zeros, so it ranks nothing")
-    # A later run of a shared block has no share, or that of what is its alone.
-    return [math.fsum(by_unit[run] or 0.0 for run in runs) for runs in found.runs.values()]
+    return [float(share) for share in shares]
 
 
 def _check_windows(found: Candidates) -> None:

@@ -22,7 +22,7 @@ def kept_gradient(
 ) -> dict[str, Any]:
     """The record of the blocks and sublayers that are left, as `gradient.json` holds it; shares sum to one again.
 
-    A block that lost one of its sublayers keeps that part of its share which the other one has of both (ours: the norm
+    A block that repeats has one entry, as in the whole model's record. A block that lost one of its sublayers keeps that part of its share which the other one has of both (ours: the norm
     of what is left alone was not recorded).
 
     Args:
@@ -32,21 +32,30 @@ def kept_gradient(
         cut: those of them that went.
     """
     gone = set(found.expand(cut))
+    runs = {unit.block: [run.block for run in runs] for unit, runs in found.runs.items()}
+    whole = {kind: [unit for unit in stack.units(kind) if unit.block in runs] for kind in ("block", "sublayer")}
     left = {
-        kind: [unit for unit in stack.units(kind) if unit not in gone and Unit(unit.block) not in gone]
-        for kind in ("block", "sublayer")
+        kind: [unit for unit in units if unit not in gone and Unit(unit.block) not in gone]
+        for kind, units in whole.items()
     }
-    emptied = {b for b in range(stack.blocks) if not any(unit.block == b for unit in left["sublayer"])}
+    own = gradient.get("sublayer_share")
+    sublayers: dict[Unit, float] = {}
+    if isinstance(own, list) and len(own) == len(whole["sublayer"]):
+        sublayers = {unit: share or 0.0 for unit, share in zip(whole["sublayer"], own, strict=True)}
+    emptied = {b for b in runs if stack.sublayers[b] and not any(unit.block == b for unit in left["sublayer"])}
     left["block"] = [unit for unit in left["block"] if unit.block not in emptied]
     record: dict[str, Any] = {name: gradient.get(name) for name in ("steps", "window", "steps_not_finite")}
     record["units"] = {kind: [str(unit) for unit in _renumbered(units)] for kind, units in left.items()}
     record["units_before"] = {kind: [str(unit) for unit in units] for kind, units in left.items()}
     for name, kind in LISTS.items():
         values = gradient.get(name)
-        if isinstance(values, list) and len(values) == len(stack.units(kind)):
-            by_unit = dict(zip(stack.units(kind), values, strict=True))
-            record[name] = _shares([_part(gradient, stack, unit, by_unit[unit], gone) for unit in left[kind]])
-    record["parameters"] = {kind: [_size(stack, unit, gone) for unit in units] for kind, units in left.items()}
+        if isinstance(values, list) and len(values) == len(whole[kind]):
+            by_unit = dict(zip(whole[kind], values, strict=True))
+            record[name] = _shares([_part(sublayers, unit, by_unit[unit], gone) for unit in left[kind]])
+    record["parameters"] = {
+        kind: [sum(_size(stack, Unit(run, unit.sublayer), gone) for run in runs[unit.block]) for unit in units]
+        for kind, units in left.items()
+    }
     return record
 
 
@@ -55,12 +64,11 @@ def _size(stack: Stack, unit: Unit, gone: set[Unit]) -> int:
     return sum(p.numel() for p in stack.parameters_of(unit).values() if id(p) not in lost)
 
 
-def _part(gradient: Mapping[str, Any], stack: Stack, unit: Unit, share: float | None, gone: set[Unit]) -> float | None:
+def _part(sublayers: Mapping[Unit, float], unit: Unit, share: float | None, gone: set[Unit]) -> float | None:
     """A block's share, less what went with a sublayer."""
-    sublayers = gradient.get("sublayer_share")
-    if unit.sublayer is not None or share is None or not isinstance(sublayers, list):
+    if unit.sublayer is not None or share is None:
         return share
-    own = {u: s or 0.0 for u, s in zip(stack.units("sublayer"), sublayers, strict=True) if u.block == unit.block}
+    own = {other: part for other, part in sublayers.items() if other.block == unit.block}
     total = math.fsum(own.values())
     if not gone & own.keys() or total == 0:
         return share

@@ -79,8 +79,8 @@ def heal(
         LeadlineError: a loss that is not finite.
     """
     model = stack.model
-    dtypes = {name: value.dtype for name, value in model.named_parameters()}
-    narrow = any(dtype in (torch.float16, torch.bfloat16) for dtype in dtypes.values())
+    dtypes = {name: value.dtype for name, value in (*model.named_parameters(), *model.named_buffers())}
+    narrow = any(value.dtype in (torch.float16, torch.bfloat16) for value in model.parameters())
     if narrow:
         model.float()
     training, wanted = model.training, [p.requires_grad for p in model.parameters()]
@@ -94,8 +94,8 @@ def heal(
             parameter.grad = None
         if narrow:
             with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    parameter.data = parameter.data.to(dtypes[name])
+                for name, value in (*model.named_parameters(), *model.named_buffers()):
+                    value.data = value.data.to(dtypes[name])
 
 
 def rate_at(step: int, steps: int) -> float:

@@ -20,6 +20,7 @@ from leadline.models import Decoder, KVCache, cut
 from leadline.pruning.agreement import check_same
 from leadline.pruning.text import Reading
 from leadline.stacks import Stack, Unit, stack_of
+from leadline.stacks.causal_lm import CausalLMStack
 from leadline.training.gradient_file import GRADIENT, load_gradient
 from leadline.training.run_folder import read_run_file
 
@@ -180,10 +181,15 @@ class HubSubject(Subject):
 
         blocks_of_units(self.stack.model, units)
 
+    @property
+    def _list(self) -> str:
+        """The name of the list that holds the stack's blocks; the largest list of a model may be another."""
+        return cast(CausalLMStack, self.stack).path
+
     def cut(self, units: Sequence[Unit]) -> Stack:
         from leadline.hub.surgery import blocks_of_units, remove_blocks
 
-        model = remove_blocks(self.stack.model, blocks_of_units(self.stack.model, units))
+        model = remove_blocks(self.stack.model, blocks_of_units(self.stack.model, units), layers=self._list)
         # Parted from the whole model, which is measured beside it while this one may be trained.
         return stack_of(copy.deepcopy(model), blocks=self.layers)
 
@@ -197,7 +203,9 @@ class HubSubject(Subject):
             loaded = save_checked(smaller.model, folder, tokenizer=self.path)
         else:
             blocks = blocks_of_units(self.stack.model, units)
-            loaded = save_pruned(self.stack.model, blocks, folder, tokenizer=self.path, tokens=tokens).model
+            loaded = save_pruned(
+                self.stack.model, blocks, folder, tokenizer=self.path, tokens=tokens, layers=self._list
+            ).model
         again = stack_of(loaded.eval(), blocks=self.layers)
         with torch.no_grad():
             difference = check_same(smaller.logits(tokens), again.logits(tokens), "the model loaded again")

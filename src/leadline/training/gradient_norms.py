@@ -36,7 +36,9 @@ def measure_norms(parameters: Sequence[nn.Parameter]) -> Norms:
     if any(is_sharded(parameter) for parameter in parameters):
         return _sharded_norms(parameters)
     grads = [p.grad for p in parameters if p.grad is not None]
-    norms = iter(torch._foreach_norm(grads)) if grads else iter(())
+    # In half precision a norm would keep two or three digits, and overflow above 65504 (float16).
+    wide = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
+    norms = iter(torch._foreach_norm(grads, 2, dtype=wide)) if grads else iter(())
     device = parameters[0].device if parameters else torch.device("cpu")
     none = torch.zeros((), device=device)
     values = [none if p.grad is None else next(norms).float() for p in parameters]

@@ -1,0 +1,272 @@
+"""Trains and measures every arm on every seed, and gathers it: `results.json`.
+
+study, leadline, command, created, machine, data, repeat     as `leadline.study.results.opening`
+design, preset, blocks, seeds    what was trained
+late_blocks, last_blocks         how many blocks are late (the last third), and how many `repeated` repeats
+repeated, ablation_tokens        "4x2"; held-out tokens for ΔM
+arms                             one each, in order:
+    name, summary, role, control
+    status, error                "ok", "partial" or "failed", and the first error
+    blocks, tokens, learning_rate, parameters, flops_per_token
+    loss, bits_per_byte          held-out: mean, low, high, values by seed; null where no run finished
+    tokens_per_second, seconds, curve
+    runs                         one a seed; null where it failed:
+        seed, folder, loss (of the text that ΔM is on)
+        share, share_per_parameter, sublayer_share      ḡ, also for norms over √parameters; raw gradients
+        equalised_share          ḡ of the gradients after equalising; null elsewhere
+        steps_without_gradient   by block
+        effective_rank, cosine   by block, mean over the run's records; null without
+        fan_in, order, exit_weights
+        delta, place_delta       nats, low, high (see `leadline.study.gfa.measure`)
+    correlations                 share_delta, share_fan_in, and both with `_rest`, without the first block, and
+                                 `_per_parameter`, of the √parameters form; each has pearson, spearman, kendall
+                                 (value, low, high, reason, runs) and `over`. Null where no run finished
+    first_share                  the first block's share, mean over seeds
+    late                         third, rest (without the first block), last (the last blocks alone), single (one
+                                 place at a time): mean, low, high, by_seed; null where no run finished
+    against                      minus the control, by pairs of a seed: late, late_rest, late_last, late_single,
+                                 bits_per_byte; each mean, low, high, by_seed or null. Null without a control
+    g1                           the words for fan_in and delta
+headline, sentences, judgements  the verdicts
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leadline.compare.gather import RunResult, mean_of, measured, read_run
+from leadline.compare.jobs import Job, run_jobs
+from leadline.compare.machine import cores
+from leadline.compare.progress import display_for
+from leadline.compare.results import finite
+from leadline.errors import LeadlineError
+from leadline.study import results as shared
+from leadline.study.folder import at_work
+from leadline.study.gfa.arm import ArmPlan
+from leadline.study.gfa.estimate import estimate_words
+from leadline.study.gfa.measure import MEASURE_FILE
+from leadline.study.gfa.page import make_page
+from leadline.study.gfa.plan import GfaPlan
+from leadline.study.gfa.registry import ARMS
+from leadline.study.gfa.statistics import correlation, late, late_count, over_seeds, paired
+from leadline.study.gfa.verdict import judge, parts
+
+if TYPE_CHECKING:
+    from leadline.data import DataSet
+
+WORKER = ("-m", "leadline.study.gfa.worker")
+
+
+class GfaJob(Job):
+    """A run that is done once it is trained and its blocks are measured."""
+
+    @property
+    def done(self) -> bool:
+        """See `Job`."""
+        return all((self.folder / name).is_file() for name in ("summary.json", MEASURE_FILE))
+
+
+def run_study(
+    plan: GfaPlan,
+    out: Path,
+    data: DataSet,
+    *,
+    jobs: int | None = None,
+    threads: int | None = None,
+    command: str = "leadline study gfa",
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Trains and measures what is missing, and writes `results.json` and `report.html`.
+
+    Args:
+        jobs: runs at a time; by default two where there are two cores.
+        threads: of each run; by default the cores divided by the jobs.
+        say: is told how long it will take, before it starts.
+
+    Returns:
+        The content of `results.json`; an arm whose runs failed is marked in it.
+
+    Raises:
+        UsageError: the folder holds something else.
+        LeadlineError: the folder cannot be written.
+        KeyboardInterrupt: interrupted; every run has saved, and the same call goes on.
+    """
+    slots = min(2, cores()) if jobs is None else jobs
+    threads = max(1, cores() // slots) if threads is None else threads
+    with at_work(out, "gfa", plan):
+        _train(plan, out, slots, threads, say)
+        found = collect(plan, out, data, command)
+        shared.write(found, make_page(found), out)
+    return found
+
+
+def _train(plan: GfaPlan, out: Path, slots: int, threads: int, say: Callable[[str], None]) -> None:
+    queue = [_job(plan, arm, seed, out) for arm in plan.arms for seed in plan.seeds]
+    if all(job.done for job in queue):
+        return
+    steps = (ARMS[arm.name].step(arm) for arm in plan.arms)
+    step = next((step for step in steps if step is not None), None)
+    say(estimate_words(queue, slots, threads, step))
+    display = display_for(queue, slots)
+    try:
+        run_jobs(queue, slots=slots, threads=threads, display=display, worker=(sys.executable, *WORKER))
+    finally:
+        display.close()
+
+
+def _job(plan: GfaPlan, arm: ArmPlan, seed: int, out: Path) -> Job:
+    return GfaJob(
+        label=f"{arm.name}, seed {seed}",
+        folder=run_folder(out, arm.name, seed),
+        content={"arm": arm.name, "config": {**arm.config, "seed": seed}, "ablation_tokens": plan.ablation_tokens},
+        tokens=arm.tokens,
+        cost=arm.cost,
+    )
+
+
+def run_folder(out: Path, arm: str, seed: int) -> Path:
+    """Where a run lies."""
+    return out / "runs" / f"{arm}-seed{seed}"
+
+
+def collect(plan: GfaPlan, out: Path, data: DataSet, command: str) -> dict[str, Any]:
+    """The content of `results.json`."""
+    gathered: dict[str, dict[str, Any]] = {}
+    for arm in plan.arms:
+        gathered[arm.name] = _arm(plan, arm, out)
+    for arm in plan.arms:
+        gathered[arm.name]["against"] = _against(gathered[arm.name], gathered.get(arm.control))
+    found: dict[str, Any] = {
+        **shared.opening("gfa", command, data),
+        "design": plan.design,
+        "preset": plan.preset,
+        "blocks": plan.blocks,
+        "seeds": list(plan.seeds),
+        "late_blocks": late_count(plan.blocks),
+        "last_blocks": plan.last,
+        "repeated": plan.repeat,
+        "ablation_tokens": plan.ablation_tokens,
+        "arms": list(gathered.values()),
+    }
+    judged = judge(found["arms"], len(plan.seeds), plan.last)
+    found["headline"], found["sentences"] = judged.headline, list(judged.sentences)
+    found["judgements"] = shared.judgements_as_data(list(judged.judgements))
+    plain: dict[str, Any] = finite(found)
+    return plain
+
+
+def _arm(plan: GfaPlan, arm: ArmPlan, out: Path) -> dict[str, Any]:
+    kind = ARMS[arm.name]
+    results = [read_run(run_folder(out, arm.name, seed)) for seed in plan.seeds]
+    runs = [_run(result, seed, out) for result, seed in zip(results, plan.seeds, strict=True)]
+    done = [run for run in runs if run is not None]
+    found = {
+        "name": arm.name,
+        "summary": kind.summary,
+        "role": kind.role,
+        "control": arm.control,
+        **{key: value for key, value in measured(results).items() if key != "depth"},
+        "blocks": arm.blocks,
+        "tokens": arm.tokens,
+        "learning_rate": arm.learning_rate,
+        "parameters": arm.parameters,
+        "flops_per_token": arm.flops_per_token,
+        "runs": runs,
+        "correlations": _correlations(done) if done else None,
+        "first_share": mean_of([run["share"][0] for run in done]),
+        "late": _late(runs, plan) if done else None,
+        "against": None,
+    }
+    found["g1"] = parts(found) if done else None
+    return found
+
+
+def _run(result: RunResult, seed: int, out: Path) -> dict[str, Any] | None:
+    """What one run's folder says; None where it did not finish or was not measured."""
+    if result.summary is None or result.gradient is None:
+        return None
+    path = result.folder / MEASURE_FILE
+    try:
+        own = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise LeadlineError(f"{path} is damaged ({error}); remove it to measure this run again") from error
+    gradient = result.gradient
+    details = gradient.get("details") or []
+    return {
+        "seed": seed,
+        "folder": str(result.folder.relative_to(out)),
+        "loss": own["loss"],
+        "share": gradient["share"],
+        "share_per_parameter": gradient["share_per_parameter"],
+        "sublayer_share": gradient["sublayer_share"],
+        "equalised_share": (gradient.get("equalised") or {}).get("share"),
+        "steps_without_gradient": gradient["steps_without_gradient"]["block"],
+        "effective_rank": mean_of([detail["effective_rank"] for detail in details]),
+        "cosine": mean_of([detail["cosine"] for detail in details]),
+        **{name: own[name] for name in ("fan_in", "order", "exit_weights", "delta", "place_delta")},
+    }
+
+
+def _correlations(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    against = {"delta": [run["delta"]["nats"] for run in runs], "fan_in": [run["fan_in"] for run in runs]}
+    found = {}
+    for name, values in against.items():
+        share = [run["share"] for run in runs]
+        found[f"share_{name}"] = correlation(share, values)
+        found[f"share_{name}_rest"] = correlation(share, values, drop_first=True)
+        found[f"share_{name}_per_parameter"] = correlation([run["share_per_parameter"] for run in runs], values)
+    return found
+
+
+def _late(runs: Sequence[dict[str, Any] | None], plan: GfaPlan) -> dict[str, Any]:
+    third = late_count(plan.blocks)
+
+    def by_seed(of_run: Callable[[dict[str, Any]], float | None]) -> dict[str, Any] | None:
+        return over_seeds({run["seed"]: of_run(run) for run in runs if run is not None})
+
+    return {
+        "third": by_seed(lambda run: late(run["delta"]["nats"], third)),
+        "rest": by_seed(lambda run: late(run["delta"]["nats"], third, drop_first=True)),
+        "last": by_seed(lambda run: late(run["delta"]["nats"], plan.last)),
+        "single": by_seed(lambda run: late(_one_place(run), third)),
+    }
+
+
+def _one_place(run: dict[str, Any]) -> list[float | None]:
+    """ΔM of every block with one of its places left out, the mean over its places."""
+    if run["place_delta"] is None:
+        delta: list[float | None] = run["delta"]["nats"]
+        return delta
+    order, values = run["order"], run["place_delta"]["nats"]
+    return [
+        mean_of([value for place, value in zip(order, values, strict=True) if place == block])
+        for block in range(len(run["fan_in"]))
+    ]
+
+
+_COMPARED = {"late": "third", "late_rest": "rest", "late_last": "last", "late_single": "single"}
+
+
+def _against(arm: dict[str, Any], control: dict[str, Any] | None) -> dict[str, Any] | None:
+    if control is None:
+        return None
+    found = {name: paired(_seeds(arm, part), _seeds(control, part)) for name, part in _COMPARED.items()}
+    return {**found, "bits_per_byte": paired(_bits(arm), _bits(control))}
+
+
+def _seeds(arm: dict[str, Any], part: str) -> dict[int, float | None]:
+    found = (arm["late"] or {}).get(part)
+    return {int(seed): value for seed, value in found["by_seed"].items()} if found else {}
+
+
+def _bits(arm: dict[str, Any]) -> dict[int, float | None]:
+    runs, bits = arm["runs"], arm["bits_per_byte"]
+    if bits is None:
+        return {}
+    return {run["seed"]: value for run, value in zip(runs, bits["values"], strict=True) if run is not None}

@@ -1,0 +1,91 @@
+"""What a trained decoder's blocks are worth, and their fan-in: `gfa.json` in a run's folder.
+
+blocks         how many have parameters of their own
+order          the block at each place of the stack as it runs
+tokens, loss   held-out tokens that ΔM was measured on, and the loss of the whole model in nats a token
+delta          ΔM of every block, all of its places left out at once: `nats`, and the 95 % interval over
+               sequences, `low` and `high`
+place_delta    the same with one place left out at a time; null where every block runs once
+fan_in         φ of every block
+exit_weights   the loss's weight after each place, averaged over the run; null without early exits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from leadline.probes import LossRise, TokenBatch, fan_in
+from leadline.probes.ablation import sequence_losses
+from leadline.probes.watch import measuring
+from leadline.stacks import Stack, Unit, stack_of
+
+MEASURE_FILE = "gfa.json"
+BATCH_TOKENS = 2048
+
+
+def measure_run(folder: Path, config: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """The content of `gfa.json` for a finished run.
+
+    Args:
+        config: of the run.
+        tokens: held-out tokens at most.
+    """
+    from leadline.data import DataSet, evaluation_batches
+    from leadline.training import load_model
+    from leadline.training.run_folder import read_run_file
+
+    model, _ = load_model(folder)
+    described = read_run_file(folder)
+    split = DataSet.resolve(config["data"]).heldout
+    context = model.config.context
+    batches = list(evaluation_batches(split, max(1, BATCH_TOKENS // context), context, tokens))
+    model = model.to(config["device"])
+    blocks, order = len(model.config.layers), list(model.config.block_layers)
+    skip = described.get("layerskip")
+    weights = skip["exit_weights"] if skip and config["exit_loss"] > 0 else None
+    return {
+        "blocks": blocks,
+        "order": order,
+        **block_delta(stack_of(model), order, batches),
+        "fan_in": fan_in(blocks, exit_weights=weights, order=order),
+        "exit_weights": weights,
+    }
+
+
+def block_delta(stack: Stack, order: Sequence[int], batches: Iterable[TokenBatch]) -> dict[str, Any]:
+    """ΔM of the blocks of a stack in which some may run several times.
+
+    Args:
+        order: the block at each place of the stack, as `leadline.probes.repeat_last` gives it.
+
+    Raises:
+        LeadlineError: there are no tokens.
+    """
+    blocks = sorted(set(order))
+    whole = [[Unit(place) for place, block in enumerate(order) if block == wanted] for wanted in blocks]
+    single = [[Unit(place)] for place in range(len(order))] if len(order) > len(blocks) else []
+    rise = LossRise(len(whole) + len(single))
+    with measuring(stack.model):
+        for batch in batches:
+            losses = []
+            for units in ([], *whole, *single):
+                with stack.skipping(units):
+                    logits = stack.logits(batch.tokens.to(stack.device))
+                losses.append(sequence_losses(logits, batch.targets.to(logits.device)))
+            rise.add(losses, batch.targets.shape[-1])
+    rows = [
+        {"nats": nats, "low": low, "high": high}
+        for nats, (low, high) in zip(rise.rises(), rise.intervals(), strict=True)
+    ]
+    return {
+        "tokens": rise.tokens,
+        "loss": rise.loss(),
+        "delta": _columns(rows[: len(whole)]),
+        "place_delta": _columns(rows[len(whole) :]) if single else None,
+    }
+
+
+def _columns(rows: Sequence[dict[str, float | None]]) -> dict[str, list[float | None]]:
+    return {name: [row[name] for row in rows] for name in ("nats", "low", "high")}

@@ -1,0 +1,183 @@
+"""The page of `leadline study gfa`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from leadline.drawing.page import Cell, Column, Entry, Page, Table, TableRow, Tone
+from leadline.drawing.words import count, fixed, interval, plain
+from leadline.probes.correlation import KINDS
+from leadline.study.gfa.pictures import sections
+from leadline.study.gfa.verdict import DECIDES, PARTS, difference_words
+from leadline.study.results import Judgement, facts
+
+Arm = Mapping[str, Any]
+
+PAIRS = {
+    "share_fan_in": "ḡ and φ",
+    "share_fan_in_rest": "ḡ and φ, without the first block",
+    "share_delta": "ḡ and ΔM",
+    "share_delta_rest": "ḡ and ΔM, without the first block",
+}
+
+
+def make_page(results: Mapping[str, Any]) -> Page:
+    """The page, from the content of `results.json`."""
+    arms: Sequence[Arm] = results["arms"]
+    entries = [
+        Entry(index=index, name=arm["name"], baseline=index == 0, drawn=arm["correlations"] is not None)
+        for index, arm in enumerate(arms)
+    ]
+    seeds = len(results["seeds"])
+    return Page(
+        headline=results["headline"],
+        version=results["leadline"],
+        summary=[
+            results["data"]["name"],
+            f"{results['design']}, {results['preset']}, {results['blocks']} blocks",
+            f"{count(arms[0]['tokens'])} tokens a run",
+            f"{seeds} seed{'s' if seeds > 1 else ''}",
+            results["created"][:10],
+        ],
+        lead=[
+            "The gradient reaches early blocks over more paths than late ones. Here: whether a block's share of the "
+            "gradient (ḡ) follows that fan-in (φ) and goes with what the block is worth (ΔM), and whether late blocks "
+            "come to matter when gradients are made equal or when they are repeated."
+        ],
+        further=results["sentences"],
+        warnings=["One seed: no interval over seeds can be shown, so no claim is decided. Repeat with --seeds 3."]
+        if seeds == 1
+        else [],
+        verdicts=[Judgement(**judgement).shown() for judgement in results["judgements"]],
+        table=_table(arms, entries, results),
+        failures=[(arm["name"], arm["error"]) for arm in arms if arm["error"]],
+        entries=entries,
+        legend="arms",
+        sections=sections(list(zip(entries, arms, strict=True)), results),
+        tables=[("All correlations", _all_correlations(arms, entries)), ("Arms", _kinds(arms, entries))],
+        facts=[
+            ("Seeds", ", ".join(map(str, results["seeds"]))),
+            ("ΔM", f"on {results['ablation_tokens']:,} held-out tokens at most"),
+            ("Claims", "arXiv 2606.26538, abstract and summaries; the protocol is Leadline's"),
+            *facts(dict(results)),
+        ],
+        command=results["repeat"]["command"],
+        install=results["repeat"]["install"],
+    )
+
+
+def _table(arms: Sequence[Arm], entries: Sequence[Entry], results: Mapping[str, Any]) -> Table:
+    return Table(
+        label="Loss, correlations and late importance of every arm",
+        head="Arm",
+        columns=[
+            Column(heading="Held-out loss", unit="bits per byte"),
+            Column(heading="ḡ follows φ", unit="Spearman"),
+            Column(heading="ḡ goes with ΔM", unit="Spearman"),
+            Column(heading="First block", unit="% of the gradient"),
+            Column(heading="Late importance", unit=f"last {results['late_blocks']} blocks over mean"),
+            Column(heading="Difference", unit="to the control"),
+            Column(heading="Speed", unit="tokens/s"),
+        ],
+        rows=[_row(arm, entry, len(results["seeds"])) for arm, entry in zip(arms, entries, strict=True)],
+        notes="Loss and late importance: mean over seeds and 95 % interval (Student's t). Correlations: mean over "
+        "seeds and 95 % bootstrap interval over blocks and seeds, over blocks alone with one seed; coloured where the "
+        "interval lies on one side of zero. Speeds are measured while other runs share the machine.",
+    )
+
+
+def _row(arm: Arm, entry: Entry, seeds: int) -> TableRow:
+    bits, share, speed = arm["bits_per_byte"], arm["first_share"], arm["tokens_per_second"]
+    done = sum(run is not None for run in arm["runs"])
+    late = (arm["late"] or {}).get("third")
+    against = (arm["against"] or {}).get("late")
+    return TableRow(
+        head=arm["name"],
+        entry=entry,
+        remark="" if done == seeds else f"{done} of {seeds} seeds",
+        failed=done == 0,
+        cells=[
+            Cell(text=fixed(bits["mean"]), below=interval(bits["mean"], bits["low"], bits["high"])) if bits else "–",
+            *(_correlation(arm, f"share_{part}", DECIDES, strong=True) for part in PARTS),
+            "–" if share is None else fixed(100 * share, 0),
+            Cell(text=fixed(late["mean"], 2), below=interval(late["mean"], late["low"], late["high"], 2))
+            if late
+            else "–",
+            _difference(arm, against),
+            f"{speed:,.0f}" if speed else "–",
+        ],
+    )
+
+
+def _difference(arm: Arm, against: Mapping[str, Any] | None) -> Cell | str:
+    if not against:
+        return "–"
+    words = difference_words(against)
+    text, _, below = words.partition(" ")
+    return Cell(text=text, below=below.strip("()").replace("on one seed, without an interval", "one seed"))
+
+
+def _correlation(arm: Arm, pair: str, kind: str, *, strong: bool = False) -> Cell | str:
+    if not arm["correlations"]:
+        return "–"
+    found = arm["correlations"][pair]
+    rho = found[kind]
+    if rho["value"] is None:
+        return Cell(text="–", below=rho["reason"] or "")
+    if rho["low"] is None:
+        return Cell(text=fixed(rho["value"], 2), strong=strong)
+    tone: Tone = "plain"
+    if found["over"] != "blocks" and not rho["low"] <= 0 <= rho["high"]:
+        tone = "better" if rho["low"] > 0 else "worse"
+    below = f"{fixed(rho['low'], 2)} to {fixed(rho['high'], 2)}"
+    return Cell(text=fixed(rho["value"], 2), below=below, tone=tone, strong=strong)
+
+
+def _all_correlations(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
+    return Table(
+        label="Every correlation of every arm",
+        head="Arm",
+        columns=[Column(heading="Of", words=True), *(Column(heading=kind.capitalize()) for kind in KINDS)],
+        rows=[
+            TableRow(
+                head=arm["name"] if index == 0 else "",
+                entry=entry if index == 0 else None,
+                cells=[words, *(_correlation(arm, pair, kind) for kind in KINDS)],
+            )
+            for arm, entry in zip(arms, entries, strict=True)
+            if arm["correlations"]
+            for index, (pair, words) in enumerate(PAIRS.items())
+        ],
+        notes="Kendall's is τ-b. Mean over seeds and 95 % bootstrap interval.",
+    )
+
+
+def _kinds(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
+    return Table(
+        label="What the arms are",
+        head="Arm",
+        columns=[
+            Column(heading="What", words=True),
+            Column(heading="Control", words=True),
+            Column(heading="Learning rate"),
+            Column(heading="Tokens"),
+            Column(heading="Parameters"),
+            Column(heading="Training FLOPs", unit="a token"),
+        ],
+        rows=[
+            TableRow(
+                head=arm["name"],
+                entry=entry,
+                cells=[
+                    arm["summary"],
+                    arm["control"] or "–",
+                    plain(arm["learning_rate"]),
+                    f"{arm['tokens']:,}",
+                    f"{arm['parameters']:,}",
+                    f"{arm['flops_per_token']:,}",
+                ],
+            )
+            for arm, entry in zip(arms, entries, strict=True)
+        ],
+    )

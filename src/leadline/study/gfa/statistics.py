@@ -1,0 +1,155 @@
+"""How ḡ, φ and ΔM go together over blocks, and how much the late blocks are worth; both over seeds.
+
+    correlation     of two rows of numbers by block, one pair of rows a seed: the mean over seeds, and the 95 % interval
+                    of a bootstrap that draws blocks and seeds anew together
+    late            mean ΔM of the last blocks / mean ΔM of all blocks: 1 where all matter alike
+    paired          one arm minus another, seed by seed, with Student's t over seeds
+
+With one seed there is an interval over blocks alone, which says nothing of other seeds, and none by Student's t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leadline.compare.statistics import interval
+from leadline.probes.correlation import KINDS, LEVEL, RESAMPLES, Correlation, correlate
+
+Row = Sequence[float | None]
+Numbers = NDArray[np.float64]
+THIRD = 3
+"""The late blocks are the last of so many equal parts."""
+
+
+def correlation(x: Sequence[Row], y: Sequence[Row], *, drop_first: bool = False, seed: int = 0) -> dict[str, Any]:
+    """Pearson, Spearman and Kendall (τ-b) of x and y over blocks, one row a seed.
+
+    Blocks that lack a value in any seed are left out.
+
+    Args:
+        drop_first: leave the first block out, which often outweighs the others.
+        seed: of the bootstrap.
+
+    Returns:
+        By coefficient `value`, `low`, `high`, `reason` (why one of them is None) and `runs`, the coefficient of every
+        seed; beside them `over`, what the interval is over.
+    """
+    rows = _complete(x, y, drop_first)
+    alone = [correlate(a, b, resamples=0) for a, b in rows]
+    drawn = _bootstrap(rows, seed) if len(rows) > 1 else {}
+    found: dict[str, Any] = {"over": "blocks and seeds" if len(rows) > 1 else "blocks"}
+    for kind in KINDS:
+        values = [one[kind].value for one in alone]
+        reason = next((one[kind].reason for one in alone if one[kind].value is None), None)
+        if len(rows) == 1:
+            one = correlate(*rows[0], seed=seed)[kind]
+            found[kind] = _as_data(one, values)
+        elif not values or None in values:
+            found[kind] = _as_data(Correlation(value=None, reason=reason or "no run finished"), values)
+        else:
+            low, high = _central(drawn[kind])
+            mean = float(np.mean([value for value in values if value is not None]))
+            found[kind] = _as_data(Correlation(value=mean, low=low, high=high), values)
+    return found
+
+
+def late(delta: Row, count: int, *, drop_first: bool = False) -> float | None:
+    """The mean ΔM of the last `count` blocks over the mean of all blocks, or of all but the first.
+
+    None where a value is missing, or where leaving blocks out does not cost anything on average.
+    """
+    whole = list(delta[1:] if drop_first else delta)
+    known = [value for value in whole if value is not None]
+    if len(known) < len(whole) or not 0 < count <= len(whole):
+        return None
+    mean = float(np.mean(known))
+    return float(np.mean(known[-count:])) / mean if mean > 0 else None
+
+
+def late_count(blocks: int) -> int:
+    """How many blocks are late."""
+    return max(1, blocks // THIRD)
+
+
+def over_seeds(values: Mapping[int, float | None]) -> dict[str, Any] | None:
+    """`mean`, `low`, `high` of the values by seed, which are there too; None where there are none."""
+    known = [value for value in values.values() if value is not None]
+    if not known:
+        return None
+    found = interval(known)
+    by_seed = {str(seed): value for seed, value in values.items()}
+    return {"mean": found.mean, "low": found.low, "high": found.high, "by_seed": by_seed}
+
+
+def paired(values: Mapping[int, float | None], control: Mapping[int, float | None]) -> dict[str, Any] | None:
+    """`values − control` over the seeds that both have, as `over_seeds`; None where they share none."""
+    pairs: dict[int, float | None] = {}
+    for seed, value in values.items():
+        other = control.get(seed)
+        if value is not None and other is not None:
+            pairs[seed] = value - other
+    return over_seeds(pairs)
+
+
+def coefficients(x: Numbers, y: Numbers) -> dict[str, Numbers]:
+    """The three coefficients of every row of x and y, both (R, L); NaN where a row is constant."""
+    signs_x, signs_y = (np.sign(values[:, :, None] - values[:, None, :]) for values in (x, y))
+    centred = [values - values.mean(axis=1, keepdims=True) for values in (x, y)]
+    # The sum of an item's signs is twice its average rank, centred.
+    return {
+        "pearson": _cosine(centred[0], centred[1]),
+        "spearman": _cosine(signs_x.sum(axis=2), signs_y.sum(axis=2)),
+        "kendall": _cosine(signs_x, signs_y),
+    }
+
+
+def _cosine(a: Numbers, b: Numbers) -> Numbers:
+    a, b = a.reshape(len(a), -1), b.reshape(len(b), -1)
+    own = (a**2).sum(axis=1) * (b**2).sum(axis=1)
+    defined = own > 0
+    both = (a * b).sum(axis=1)
+    return np.where(defined, both / np.sqrt(np.where(defined, own, 1.0)), np.nan)
+
+
+def _complete(x: Sequence[Row], y: Sequence[Row], drop_first: bool) -> list[tuple[list[float], list[float]]]:
+    """The rows without the blocks that lack a value somewhere."""
+    blocks = range(int(drop_first), min((len(row) for row in (*x, *y)), default=0))
+    kept = [block for block in blocks if all(row[block] is not None for row in (*x, *y))]
+    return [
+        ([float(a[block] or 0.0) for block in kept], [float(b[block] or 0.0) for block in kept])
+        for a, b in zip(x, y, strict=True)
+    ]
+
+
+def _bootstrap(rows: Sequence[tuple[list[float], list[float]]], seed: int) -> dict[str, Numbers]:
+    """The mean over seeds of each coefficient in every resample of blocks, the same for all seeds, and of seeds."""
+    blocks = len(rows[0][0])
+    if blocks == 0:
+        return {kind: np.zeros(0) for kind in KINDS}
+    random = np.random.default_rng(seed)
+    items = random.integers(blocks, size=(RESAMPLES, blocks))
+    of_seed = [coefficients(np.array(a)[items], np.array(b)[items]) for a, b in rows]
+    times = random.multinomial(len(rows), [1 / len(rows)] * len(rows), RESAMPLES) / len(rows)
+    return {kind: (times * np.stack([one[kind] for one in of_seed], axis=1)).sum(axis=1) for kind in KINDS}
+
+
+def _central(values: Numbers) -> tuple[float | None, float | None]:
+    values = values[np.isfinite(values)]
+    if len(values) == 0:
+        return None, None
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def _as_data(found: Correlation, runs: Sequence[float | None]) -> dict[str, Any]:
+    return {
+        "value": found.value,
+        "low": found.low,
+        "high": found.high,
+        "reason": found.reason,
+        "runs": list(runs),
+    }

@@ -1,0 +1,224 @@
+"""What the arms say of G1 and G2, in words.
+
+G1, for an arm: Spearman's ρ of ḡ and φ, and of ḡ and ΔM, over blocks. *Supported* where the interval lies above zero,
+*not supported* where it lies below, *undecided* where it holds zero or there is one seed.
+
+G2: the late blocks' importance (`leadline.study.gfa.statistics`) minus the control's, seed by seed. It is *restored*
+where the interval lies above zero. It is *not restored* where the interval ends below zero, or holds zero and ends
+below half of what the control lacks of even importance. Else *undecided*: noise that could hide either. Rules ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from leadline.drawing.words import fixed, listed
+from leadline.study.results import Judgement, Outcome
+
+Arm = Mapping[str, Any]
+Support = Literal["supported", "not supported", "undecided"]
+Return = Literal["restored", "not restored", "undecided"]
+
+DECIDES = "spearman"
+PARTS = {"fan_in": "follows fan-in", "delta": "goes with ablation importance"}
+WHAT = {
+    "equalise": "equalising gradient norms does not restore late-layer importance",
+    "repeat": "repeating the last blocks restores late-layer importance",
+}
+OUTCOMES: dict[Support, Outcome] = {"supported": "holds", "not supported": "does not hold", "undecided": "open"}
+PAPER = "yes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """The finding in a sentence, what else is to be said, and the claims."""
+
+    headline: str
+    sentences: tuple[str, ...]
+    judgements: tuple[Judgement, ...]
+
+
+def support(found: Mapping[str, Any]) -> Support:
+    """What one correlation says, as `leadline.study.gfa.statistics.correlation` gives it."""
+    rho = found[DECIDES]
+    if found["over"] == "blocks" or rho["low"] is None or rho["high"] is None:
+        return "undecided"
+    if rho["low"] > 0:
+        return "supported"
+    return "not supported" if rho["high"] < 0 else "undecided"
+
+
+def restored(difference: Mapping[str, Any] | None, control: Mapping[str, Any] | None) -> Return:
+    """Whether late importance came back.
+
+    Args:
+        difference: the arm's late importance minus the control's, over seeds.
+        control: the control's late importance.
+    """
+    if difference is None or control is None or difference["low"] is None:
+        return "undecided"
+    gap = 1.0 - control["mean"]
+    if gap <= 0:
+        return "undecided"
+    if difference["low"] > 0:
+        return "restored"
+    return "not restored" if difference["high"] < max(0.0, gap / 2) else "undecided"
+
+
+def judge(arms: Sequence[Arm], seeds: int, last: int) -> Judged:
+    """The verdict of a study.
+
+    Args:
+        arms: of `results.json`.
+        seeds: how many were asked for.
+        last: how many blocks the repeated arm repeats.
+    """
+    by_name = {arm["name"]: arm for arm in arms}
+    first = [_gradient(arm) for arm in arms if arm["role"] == "plain"]
+    second = [_late(arm, by_name, last) for arm in arms if arm["role"] in WHAT]
+    beside = [_beside(arm) for arm in arms if arm["role"] != "plain" and arm["correlations"]]
+    return Judged(
+        headline=_headline(arms, first, second),
+        sentences=(*beside, *_losses(arms), *_limits(arms, seeds)),
+        judgements=(*first, *second),
+    )
+
+
+def parts(arm: Arm) -> dict[str, Support]:
+    """Both halves of G1 for an arm."""
+    return {part: support(arm["correlations"][f"share_{part}"]) for part in PARTS}
+
+
+def together(found: Mapping[str, Support]) -> Outcome:
+    """G1 holds where both halves are supported, and does not where one is not supported."""
+    verdicts = set(found.values())
+    if "not supported" in verdicts:
+        return "does not hold"
+    return "open" if "undecided" in verdicts else "holds"
+
+
+def _gradient(arm: Arm) -> Judgement:
+    claim = f"G1 in {arm['name']}: the accumulated gradient share follows fan-in and goes with ablation importance"
+    if not arm["correlations"]:
+        return Judgement(claim=claim, paper=PAPER, outcome="open", evidence=f"No run finished: {arm['error']}.")
+    found = parts(arm)
+    words = [f"It {PARTS[part]}: {verdict} ({_part_words(arm, part)})." for part, verdict in found.items()]
+    return Judgement(claim=claim, paper=PAPER, outcome=together(found), evidence=" ".join([*words, _first_block(arm)]))
+
+
+def _part_words(arm: Arm, part: str) -> str:
+    whole, rest = arm["correlations"][f"share_{part}"], arm["correlations"][f"share_{part}_rest"]
+    return f"Spearman {rho_words(whole)}; without the first block {rho_words(rest)}"
+
+
+def rho_words(found: Mapping[str, Any], kind: str = DECIDES) -> str:
+    """A coefficient with its interval: `0.81, 0.62 to 0.93`."""
+    rho = found[kind]
+    if rho["value"] is None:
+        return f"not defined, {rho['reason']}"
+    if rho["low"] is None:
+        return fixed(rho["value"], 2)
+    span = f"{fixed(rho['value'], 2)}, {fixed(rho['low'], 2)} to {fixed(rho['high'], 2)}"
+    if found["over"] == "blocks":
+        return f"{span} over blocks alone; one seed shows no interval over seeds"
+    return span + (", within noise" if rho["low"] <= 0 <= rho["high"] else "")
+
+
+def _first_block(arm: Arm) -> str:
+    share = arm["first_share"]
+    whole, rest = parts(arm), {part: support(arm["correlations"][f"share_{part}_rest"]) for part in PARTS}
+    words = f"The first block has {fixed(100 * share, 0)} % of the gradient" if share is not None else ""
+    leans = [PARTS[part] for part in PARTS if whole[part] == "supported" and rest[part] != "supported"]
+    if leans:
+        return f"{words}, and without it one can't say that the share {' and '.join(leans)}."
+    return f"{words}." if words else ""
+
+
+def _late(arm: Arm, by_name: Mapping[str, Arm], last: int) -> Judgement:
+    claim = f"G2 in {arm['name']}: {WHAT[arm['role']]}"
+    control = by_name.get(arm["control"])
+    against, late = arm["against"], arm["late"]
+    if control is None or against is None or against["late"] is None or control["late"] is None or late is None:
+        why = arm["error"] or (control["error"] if control else None) or "late importance is not defined"
+        return Judgement(claim=claim, paper=PAPER, outcome="open", evidence=f"It can't be said: {why}.")
+    found = restored(against["late"], control["late"]["third"])
+    words = [
+        f"The last third's ΔM over the mean: {fixed(late['third']['mean'], 2)}, {control['name']} "
+        f"{fixed(control['late']['third']['mean'], 2)}. Difference {difference_words(against['late'])}: {found}.",
+    ]
+    if found == "undecided" and control["late"]["third"]["mean"] >= 1:
+        words.append(f"In {control['name']} the late blocks matter as much as the others: nothing is to be restored.")
+    if against["late_rest"]:
+        words.append(f"Without the first block {difference_words(against['late_rest'])}.")
+    if arm["role"] == "repeat":
+        if against["late_last"]:
+            words.append(f"Of the last {last} alone, which are repeated, {difference_words(against['late_last'])}.")
+        if against["late_single"]:
+            words.append(
+                "A repeated block counts with all of its places left out; with one at a time "
+                f"{difference_words(against['late_single'])}."
+            )
+    if arm["name"] == "equalised-adamw":
+        words.append("AdamW divides by a gradient's own size, so equalising changes little there.")
+    return Judgement(claim=claim, paper=PAPER, outcome=_of_return(found, arm["role"]), evidence=" ".join(words))
+
+
+def _of_return(found: Return, role: str) -> Outcome:
+    if found == "undecided":
+        return "open"
+    return "holds" if (found == "restored") == (role == "repeat") else "does not hold"
+
+
+def difference_words(found: Mapping[str, Any], decimals: int = 2) -> str:
+    """`+0.21 (0.05 to 0.37)`, with a word where that is noise or there is one seed."""
+    mean = fixed(found["mean"], decimals, sign=True)
+    if found["low"] is None:
+        return f"{mean} on one seed, without an interval"
+    noise = ", within noise" if found["low"] <= 0 <= found["high"] else ""
+    return f"{mean} ({fixed(found['low'], decimals, sign=True)} to {fixed(found['high'], decimals, sign=True)}{noise})"
+
+
+def _headline(arms: Sequence[Arm], first: Sequence[Judgement], second: Sequence[Judgement]) -> str:
+    said = []
+    plain = [arm["name"] for arm in arms if arm["role"] == "plain"]
+    if first:
+        said.append(f"G1 {_outcomes(plain, first)}")
+    tested = [arm["name"] for arm in arms if arm["role"] in WHAT]
+    if second:
+        said.append(f"G2 {_outcomes(tested, second)}")
+    return "; ".join(said) if said else "No arm here tests a claim"
+
+
+def _outcomes(names: Sequence[str], judgements: Sequence[Judgement]) -> str:
+    """`holds in vanilla, is open in layerskip`."""
+    words = {"holds": "holds in", "does not hold": "does not hold in", "open": "is open in"}
+    by_outcome: dict[str, list[str]] = {}
+    for name, judgement in zip(names, judgements, strict=True):
+        by_outcome.setdefault(judgement.outcome, []).append(name)
+    return ", ".join(f"{words[outcome]} {listed(found)}" for outcome, found in by_outcome.items())
+
+
+def _beside(arm: Arm) -> str:
+    words = [f"{PARTS[part]}: {verdict}" for part, verdict in parts(arm).items()]
+    return f"In {arm['name']} the gradient share {'; '.join(words)}."
+
+
+def _losses(arms: Sequence[Arm]) -> list[str]:
+    """How each arm's loss stands to its control's: an arm that learnt less shows less of anything."""
+    return [
+        f"{arm['name']} against {arm['control']}: {difference_words(arm['against']['bits_per_byte'], 3)} bits per byte."
+        for arm in arms
+        if arm["against"] and arm["against"]["bits_per_byte"]
+    ]
+
+
+def _limits(arms: Sequence[Arm], seeds: int) -> list[str]:
+    found = []
+    failed = [arm["name"] for arm in arms if arm["status"] != "ok"]
+    if failed:
+        found.append(f"Runs failed: {listed(failed)}.")
+    if seeds == 1:
+        found.append("One seed: no interval over seeds can be shown, so nothing is decided; three or more decide.")
+    return found

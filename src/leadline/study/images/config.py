@@ -1,0 +1,116 @@
+"""What a run on images is: the images, the network, the optimiser."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from leadline.data.image_sources import DIGITS, resolve_images
+from leadline.data.images import ImageSet
+from leadline.errors import UsageError
+from leadline.models.resnet import ResNetConfig
+
+SMALL_IMAGES = 64
+"""Pixels up to which the stem "auto" keeps the picture whole. [ours]"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRunConfig:
+    """One run: SGD with momentum and a cosine. The defaults take a minute or two on two cores; the numbers are ours.
+
+    Attributes:
+        images: "digits", or a folder; see `leadline.data.image_sources.resolve_images`.
+        size: of the images in pixels, where their source leaves a choice.
+        layers, width, zero_init_residual: see `ResNetConfig`; ResNet-50 has width 64.
+        stem: "auto" is "small" for images of up to 64 pixels, else "imagenet".
+        steps: of the optimiser.
+        batch_size: images in a step.
+        learning_rate: the peak.
+        weight_decay: on convolutions and the head's matrix; norms and biases have none.
+        warmup: share of the steps in which the rate rises in a line; then it falls along a cosine to zero.
+        evaluate_every: steps; five evaluations unless given. There is one at the end always.
+        gradient_every: steps between records of the gradients' effective rank; 0 has none.
+        checkpoint_every: steps; 0 saves at the end, and where the run is interrupted.
+        keep: so many of the newest checkpoints.
+        gradient_from, gradient_until: the steps whose gradients count, both included; all unless given.
+    """
+
+    images: str = DIGITS
+    size: int | None = None
+    layers: tuple[int, ...] = (3, 4, 6, 3)
+    width: int = 16
+    stem: Literal["auto", "imagenet", "small"] = "auto"
+    zero_init_residual: bool = False
+    steps: int = 200
+    batch_size: int = 32
+    learning_rate: float = 0.02
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    warmup: float = 0.05
+    evaluate_every: int | None = None
+    gradient_every: int = 0
+    gradient_from: int = 1
+    gradient_until: int | None = None
+    checkpoint_every: int = 0
+    keep: int = 1
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        whole = {"steps": 1, "batch_size": 2, "keep": 1, "gradient_every": 0, "checkpoint_every": 0}
+        for name, least in whole.items():
+            if getattr(self, name) < least:
+                raise UsageError(f"{name}={getattr(self, name)} is too small; {least} or more work")
+        if self.evaluate_every is not None and self.evaluate_every < 1:
+            raise UsageError(f"evaluate_every={self.evaluate_every} is too small; 1 or more work")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise UsageError(f"learning_rate={self.learning_rate} must be above 0")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise UsageError(f"weight_decay={self.weight_decay} must be 0 or more")
+        for name in ("momentum", "warmup"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
+        if self.gradient_from > self.steps:
+            raise UsageError(f"gradient_from={self.gradient_from} is after the last of {self.steps} steps; none counts")
+
+    def open_images(self) -> ImageSet:
+        """The images. Raises what `resolve_images` raises."""
+        return resolve_images(self.images, size=self.size)
+
+    def model(self, images: ImageSet) -> ResNetConfig:
+        """The network for these images.
+
+        Raises:
+            UsageError: the images are too small for it.
+        """
+        channels, height, width = images.shape
+        side = min(height, width)
+        stem = ("small" if side <= SMALL_IMAGES else "imagenet") if self.stem == "auto" else self.stem
+        config = ResNetConfig(
+            classes=len(images.classes),
+            channels=channels,
+            layers=self.layers,
+            width=self.width,
+            stem=stem,
+            zero_init_residual=self.zero_init_residual,
+        )
+        if side < config.smallest_image:
+            raise UsageError(
+                f"images of {side} pixels are too small for stem={stem} and {len(self.layers)} stages, which take "
+                f"{config.smallest_image} or more; stem=small takes less"
+            )
+        return config
+
+    @property
+    def evaluated_every(self) -> int:
+        """Steps between evaluations."""
+        return self.evaluate_every or max(1, -(-self.steps // 5))
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate in `step`, counted from 1."""
+        rising = math.ceil(self.warmup * self.steps)
+        if step <= rising:
+            return self.learning_rate * step / rising
+        done = (step - rising) / max(1, self.steps - rising)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
