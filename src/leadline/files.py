@@ -6,11 +6,12 @@ import contextlib
 import errno
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from leadline.errors import UsageError
+from leadline.errors import LeadlineError, UsageError
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -52,6 +53,15 @@ def check_folder(path: Path, option: str) -> None:
     if path.exists() and not path.is_dir():
         raise UsageError(f"{option} {path} is a file; name a folder")
     _check_parents(path, option)
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Raises LeadlineError where `folder` can't be made or written in; tries it in the nearest one that exists."""
+    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".leadline-", dir=place))
+    except OSError as error:
+        raise LeadlineError(f"{option} {folder} cannot be written: {error.strerror}") from error
 
 
 def _check_parents(path: Path, option: str) -> None:

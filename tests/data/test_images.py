@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ from leadline.data.images import (
 from leadline.errors import LeadlineError, UsageError
 
 Image = pytest.importorskip("PIL.Image")
-CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck".split()
+CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
 def numbered(count=10, augmentation=None, heldout=4):
@@ -182,6 +184,20 @@ def test_augmentation_is_drawn_anew_in_every_epoch_from_the_seed():
     assert torch.equal(loader.next().images[0], loader.next().images[1])
 
 
+def test_images_are_cut_anywhere_and_half_of_them_flipped():
+    pixels = np.zeros((400, 1, 5, 5), dtype=np.uint8)
+    pixels[:, 0, 2, 2] = 255  # where the middle ends up tells where the image was cut
+    images = dataclasses.replace(numbered(400), train=HeldImages(pixels, np.arange(400)))
+    batch = ImageLoader(images, 400, augmentation=Augmentation(padding=2)).next()
+    places = batch.images.flatten(1).argmax(dim=1)
+    counts = places.bincount(minlength=25)
+    assert len(counts) == 25
+    assert counts.min() > 4
+    pixels[:, 0, 2] = np.arange(5, dtype=np.uint8)
+    rows = ImageLoader(images, 400, augmentation=Augmentation(flip=True)).next().images[:, 0, 2]
+    assert 150 < int((rows[:, 0] > rows[:, 4]).sum()) < 250
+
+
 def test_held_out_images_come_in_order_and_whole():
     images = numbered(augmentation=Augmentation(flip=True, padding=2), heldout=10)
     batches = list(evaluation_images(images, 4))
@@ -262,9 +278,9 @@ def test_a_file_that_is_no_image_is_named(tmp_path):
     write_folder(tmp_path)
     (tmp_path / "dog" / "0.png").write_bytes(b"no picture")
     images = resolve_images(str(tmp_path))
+    split = images.train if tmp_path / "dog" / "0.png" in images.train.paths else images.heldout
     with pytest.raises(LeadlineError, match=r"can't read the image .*0\.png"):
-        for split in (images.train, images.heldout):
-            split.read(np.arange(len(split.labels)))
+        split.read(np.arange(len(split.labels)))
 
 
 def test_what_is_not_there_is_told_with_what_works(tmp_path):
@@ -277,9 +293,9 @@ def test_what_is_not_there_is_told_with_what_works(tmp_path):
     with pytest.raises(UsageError, match="unpack it and name the folder"):
         resolve_images(str(tmp_path / "images.tar"))
     (tmp_path / "only").mkdir()
+    write_folder(tmp_path / "some", classes=("a", "b"))
+    (tmp_path / "some" / "only").mkdir()
     with pytest.raises(UsageError, match=f"has no image in only; {works}"):
-        write_folder(tmp_path / "some", classes=("a", "b"))
-        (tmp_path / "some" / "only").mkdir()
         resolve_images(str(tmp_path / "some"))
     with pytest.raises(UsageError, match="has 0 sub-folders"):
         resolve_images(str(tmp_path / "only"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from leadline.designs import ShapeConfig, resolve
-from leadline.models import Decoder, KVCache
+from leadline.models import Decoder, KVCache, RepeatConfig
 from leadline.models.compiling import compile_blocks
 
 SHAPE = ShapeConfig(dim=24, blocks=12, heads=6, kv_heads=6, head_dim=4, hidden=96, context=8)
@@ -92,3 +93,12 @@ def test_gradients_hooks_copies_and_generation() -> None:
         twin.blocks[0].mlp.down.weight.zero_()
     assert not torch.allclose(twin(TOKENS), model(TOKENS), atol=1e-5)
     assert set(model.state_dict()) == set(built("cascade-a2").state_dict())
+
+
+def test_blocks_that_repeat_others_of_unlike_widths_are_unlike() -> None:
+    config = resolve("cascade-a2").decoder(dataclasses.replace(SHAPE, blocks=3), 17)
+    model, backend = Decoder(dataclasses.replace(config, repeat=RepeatConfig(last=2, times=2))), Counting()
+    expected = model(TOKENS)
+    kinds = compile_blocks(model, backend=backend)
+    assert torch.equal(model(TOKENS), expected)
+    assert backend.count == kinds == 5

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from leadline.errors import LeadlineError
 from leadline.designs import preset_named, resolve
+from leadline.errors import LeadlineError
 from leadline.models import Decoder, cut
 from leadline.probes import (
     ablation,

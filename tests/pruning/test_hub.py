@@ -84,6 +84,26 @@ def test_sublayers_can_only_be_passed_by(hub: Make, trained: Any, tmp_path: Path
     assert len(prune(subject, data, asked, None)["cut"]) == 2
 
 
+def test_what_is_cut_are_the_blocks_of_the_stack(
+    hub: Make, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of the largest list, which may be another: experts, a picture's encoder."""
+    from leadline.hub import saving, surgery
+
+    asked: list[str | None] = []
+    operate = surgery.operate
+
+    def told(model: Any, blocks: Any, *, layers: str | None = None) -> Any:
+        asked.append(layers)
+        return operate(model, blocks, layers=layers)
+
+    monkeypatch.setattr(surgery, "operate", told)
+    monkeypatch.setattr(saving, "operate", told)
+    subject = open_subject(hub("llama"))
+    prune(subject, subject.data(str(trained.data)), wish(None, blocks="1"), tmp_path / "out")
+    assert asked == ["model.layers"] * 2
+
+
 def test_what_would_not_reload_is_refused(hub: Make, trained: Any, tmp_path: Path) -> None:
     subject = open_subject(hub("gpt2", scale_attn_by_inverse_layer_idx=True))
     with pytest.raises(LeadlineError, match="works it out from the layer's number"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +107,14 @@ def test_what_does_not_fit(trained: Any, saved: Any) -> None:
             wish(*ratios)
     with pytest.raises(UsageError, match="--criteria simlarity is not known"):
         wish(0.5, criteria=("simlarity",))
+
+
+def test_models_of_different_tokenizers(trained: Any) -> None:
+    one, two = (open_subject(trained(seed=seed)) for seed in (0, 1))
+    tokenizer: Any = SimpleNamespace(hash="another")
+    two.opened = dataclasses.replace(two.opened, tokenizer=tokenizer)
+    with pytest.raises(UsageError, match="has another tokenizer than"):
+        sweep([one, two], one.data(str(trained.data)), wish())
 
 
 def test_models_of_different_depth(trained: Any, tmp_path: Path) -> None:

@@ -240,6 +240,36 @@ def test_blocks_that_share_parameters_or_stand_twice(watched):
 
 
 @torch.no_grad()
+def test_blocks_that_add_to_their_input_in_place(watched):
+    model, tokens = causal_lms.make("llama"), causal_lms.tokens()
+    expected, logits = watched(stack_of(model), tokens)
+    with stack_of(model).skipping([Unit(1)]):
+        without = model.generate(tokens, max_new_tokens=3, do_sample=False, eos_token_id=None)
+
+    def in_place(block):
+        def forward(hidden_states, **kwargs):
+            stream = hidden_states
+            stream += block.self_attn(hidden_states=block.input_layernorm(stream), **kwargs)[0]
+            stream += block.mlp(block.post_attention_layernorm(stream))
+            return stream
+
+        return forward
+
+    for block in model.model.layers:
+        block.forward = in_place(block)
+    stack = stack_of(model)
+    assert all(anatomy.overwrites for anatomy in stack.layout.anatomies)
+    told, again = watched(stack, tokens)
+    torch.testing.assert_close(again, logits)
+    for block in range(stack.blocks):
+        torch.testing.assert_close(told.before[block], expected.before[block])
+        torch.testing.assert_close(told.after[block], expected.after[block])
+    with stack.skipping([Unit(1)]):
+        generated = model.generate(tokens, max_new_tokens=3, do_sample=False, eos_token_id=None)
+    assert torch.equal(generated, without)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrow_weights(watched, dtype):
     stack = stack_of(causal_lms.make("granite").to(dtype))

@@ -81,7 +81,8 @@ def test_generation_without_a_unit_is_the_same_with_and_without_the_cache(stack,
             name = "past_key_values" if output.get("past_key_values") is not None else "cache"
             output = stack.model(tokens[:, at : at + 1], use_cache=True, **{name: output[name]})
             steps.append(output.logits)
-    torch.testing.assert_close(torch.cat(steps, dim=1), full, rtol=1e-7, atol=1e-7)
+    # GPT-J and MPT work out attention in float32, whatever the model's dtype.
+    torch.testing.assert_close(torch.cat(steps, dim=1), full, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(full, whole, atol=1e-3)
     assert torch.equal(stack.logits(tokens), whole)
 

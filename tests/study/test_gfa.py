@@ -128,8 +128,8 @@ def test_the_report_says_what_was_found(studied: Path) -> None:
     page, results = (studied / "report.html").read_text(encoding="utf-8"), read(studied)
     assert results["headline"] in page
     assert [judgement["claim"].split(":")[0] for judgement in results["judgements"]] == [
-        "G1 in vanilla",
-        "G2 in repeated",
+        "G1 for vanilla",
+        "G2 for repeated",
     ]
     for name in ("share", "fan-in", "delta", "late", "share-delta", "share-fan-in", "curves", "rank", "diversity"):
         assert f'id="{name}"' in page
@@ -223,7 +223,8 @@ def wish(**options: Any) -> GfaWish:
 
 
 def test_the_plan_has_what_each_arm_varies(dataset: DataSet) -> None:
-    plan = make_plan(wish(data=str(dataset.folder)), dataset)
+    decoders = ("vanilla", "layerskip", "equalised-adamw", "vanilla-sgd", "equalised-sgd", "repeated")
+    plan = make_plan(wish(data=str(dataset.folder), arms=decoders), dataset)
     changed = {
         arm.name: {
             key: value
@@ -439,7 +440,7 @@ def test_g1_holds_fails_and_stays_open() -> None:
     assert outcomes([made("vanilla", falling, lambda seed, block: unrelated[seed, block])]) == ["open"]
     one = judge([made("vanilla", falling, falling, seeds=1)], 1, 4)
     assert one.judgements[0].outcome == "open"
-    assert "one seed shows no interval over seeds" in one.judgements[0].evidence
+    assert "One seed shows no interval over seeds" in one.judgements[0].evidence
     assert any("no interval over seeds can be shown" in sentence for sentence in one.sentences)
 
 
@@ -460,7 +461,7 @@ def test_g2_holds_where_equalising_changes_nothing_and_repeating_does() -> None:
     back = held(made("repeated", falling, flat), vanilla)
     assert outcomes([vanilla, same, back]) == ["holds", "holds", "holds"]
     judged = judge([vanilla, same, back], 3, 4)
-    assert judged.headline == "G1 holds in vanilla; G2 holds in equalised-adamw and repeated"
+    assert judged.headline == "G1 holds for vanilla; G2 holds for equalised-adamw and repeated"
     assert "restored" in judged.judgements[2].evidence
 
 
@@ -486,6 +487,9 @@ def test_g2_is_open_in_noise_and_with_one_seed() -> None:
     nothing = judge([even, held(made("repeated", falling, lambda s, b: 1.0 + b / 3), even)], 3, 4).judgements[1]
     assert nothing.outcome == "open"
     assert "nothing is to be restored" in nothing.evidence
+    flawed = made("repeated", falling, lambda s, b: falling(s, b) - 9 * (s == 0))
+    undefined = judge([vanilla, held(flawed, vanilla)], 3, 4).judgements[1]
+    assert "In 1 run leaving blocks out costs nothing on average" in undefined.evidence
 
 
 def test_a_page_without_any_finished_run_is_a_page(studied: Path) -> None:

@@ -190,12 +190,18 @@ def open_model(path: Path, device: str) -> tuple[Decoder, Tokenizer]:
     """
     from leadline.data.tokenizers import load_tokenizer
     from leadline.errors import UsageError
+    from leadline.hub.open import kind_of
     from leadline.models import Decoder
     from leadline.training.resolve import usable_device
+    from leadline.training.run_folder import RUN_FILE
 
     place = usable_device(device)
     if not path.is_dir():
         raise UsageError(f"{path} is no folder; MODEL is a run's folder or one with config.json and model.safetensors")
+    if not (path / RUN_FILE).is_file() and (path / "config.json").is_file() and kind_of(path) == "hugging-face":
+        raise UsageError(
+            f"{path} is a Hugging Face model; generate writes with Leadline's own (probe and prune take both)"
+        )
     if (path / "config.json").is_file() and (path / "tokenizer.json").is_file():
         tokenizer = load_tokenizer(path)
         model = Decoder.load(path)

@@ -70,14 +70,14 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Measures and prints what stands out. Returns 0, or 1 where one of several models failed."""
-    from leadline.files import check_folder, write_json
+    from leadline.files import write_json
     from leadline.study.probe_report.findings import summary
     from leadline.study.probe_report.values import ProbeValues
-    from leadline.study.probing import check_paths, probe_models, write_probe
+    from leadline.study.probing import check_out, check_paths, probe_models, write_probe
     from leadline.training.resolve import usable_device
 
     asked = wish(arguments)
-    check_folder(arguments.out, "--out")
+    check_out(arguments.out)
     check_paths(arguments.models)
     usable_device(arguments.device)
     progress = Progress(sys.stderr)
@@ -113,6 +113,8 @@ def wish(arguments: Arguments) -> ProbeWish:
     for option, value in (("--context", arguments.context), ("--batch-size", arguments.batch_size)):
         if value is not None and value < 1:
             raise UsageError(f"{option} {value} is too small; 1 or more work")
+    if arguments.seed < 0:
+        raise UsageError(f"--seed {arguments.seed} is negative; 0 or more work")
     return ProbeWish(
         data=arguments.data,
         tokens=tokens,

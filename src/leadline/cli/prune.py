@@ -139,6 +139,14 @@ def _prune(arguments: Arguments) -> int:
     for option in ("criteria", "task"):
         if getattr(arguments, option) is not None:
             raise UsageError(f"--{option} goes with --sweep")
+    if arguments.dry_run:
+        for option, given in (("--heal-tokens", arguments.heal_tokens is not None), ("--speed", arguments.speed)):
+            if given:
+                raise UsageError(
+                    f"{option} needs a model that is cut, and --dry-run cuts none; --out in its place works"
+                )
+    if arguments.normalised and arguments.criterion != "cfp":
+        raise UsageError("--normalised divides the shares that --criterion cfp reads, and goes with it alone")
     if len(arguments.model) != 1:
         raise UsageError(f"{len(arguments.model)} models are given; a cut takes one, and --sweep several")
     amount_of(arguments)

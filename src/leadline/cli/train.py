@@ -205,6 +205,7 @@ def configuration(arguments: Arguments) -> RunConfig:
     from leadline.errors import UsageError
     from leadline.training import RunConfig
 
+    _check_partners(arguments)
     tokens = None if arguments.tokens is None else parse_count(arguments.tokens, "--tokens")
     if arguments.steps is not None:
         if tokens is not None:
@@ -223,6 +224,25 @@ def configuration(arguments: Arguments) -> RunConfig:
     values["evaluate_tokens"] = parse_count(arguments.evaluate_tokens, "--evaluate-tokens")
     shape = {} if arguments.blocks is None else {"blocks": arguments.blocks}
     return RunConfig(**values, learning_rate=arguments.lr, shape=shape)
+
+
+def _check_partners(arguments: Arguments) -> None:
+    """Raises UsageError where an option is given that does nothing without another."""
+    from leadline.errors import UsageError
+
+    defaults = {field.name: field.default for field in dataclasses.fields(Arguments)}
+    partners = {"--exit-loss": ("exit_curriculum", "exit_every", "exit_weights"), "--optimizer sgd": ("momentum",)}
+    absent = {"--exit-loss": arguments.exit_loss == 0, "--optimizer sgd": arguments.optimizer != "sgd"}
+    for partner, names in partners.items():
+        for name in names:
+            value = getattr(arguments, name)
+            if absent[partner] and value != defaults[name]:
+                option = f"--{name.replace('_', '-')} {value}"
+                raise UsageError(f"{option} does nothing without {partner}; give both, or none of them")
+    if arguments.exit_every is not None and arguments.exit_curriculum != "rotational":
+        raise UsageError(
+            f"--exit-every {arguments.exit_every} belongs to --exit-curriculum rotational; give one of them"
+        )
 
 
 @contextlib.contextmanager

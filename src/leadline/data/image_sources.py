@@ -38,7 +38,7 @@ def resolve_images(name: str, *, size: int | None = None) -> ImageSet:
     """The images of that name or in that folder.
 
     Args:
-        name: "digits", or a folder.
+        name: "digits", or a folder; one that is called digits is "./digits".
         size: height and width of the images of a folder with a sub-folder for each class, 64 unless given, and of
             digits, 32 unless given. CIFAR's are 32.
 
@@ -48,7 +48,7 @@ def resolve_images(name: str, *, size: int | None = None) -> ImageSet:
     """
     if size is not None and not 8 <= size <= 1024:
         raise UsageError(f"size={size} is out of range; 8 to 1024 pixels work")
-    if name == DIGITS and not Path(name).is_dir():
+    if name == DIGITS:
         return digits(DIGITS_SIZE if size is None else size)
     folder = Path(name)
     if not folder.is_dir():

@@ -7,6 +7,10 @@ from typing import Any
 
 from leadline.errors import UsageError, did_you_mean
 
+DEEPEST = 1 << 14
+WIDEST = 1 << 20
+"""More blocks, or a wider model, than anyone trains: a slip of the hand, which would take all memory."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShapeConfig:
@@ -34,6 +38,8 @@ class ShapeConfig:
         for name in ("dim", "blocks", "heads", "kv_heads", "head_dim", "hidden", "context"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.blocks > DEEPEST:
+            raise UsageError(f"blocks={self.blocks} is too many; up to {DEEPEST} work")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,9 +145,12 @@ def reshaped(
     their number where it divides the heads, else every head has its own keys.
 
     Raises:
-        UsageError: the heads don't fit the width; names what does.
+        UsageError: a number out of range, or heads that don't fit the width; names what does.
     """
-    new_dim, new_heads = dim or shape.dim, heads or shape.heads
+    for option, value, most in (("--blocks", blocks, DEEPEST), ("--dim", dim, WIDEST), ("--heads", heads, WIDEST)):
+        if value is not None and not 1 <= value <= most:
+            raise UsageError(f"{option} {value} is out of range; 1 to {most} work")
+    new_dim, new_heads = shape.dim if dim is None else dim, shape.heads if heads is None else heads
     changes: dict[str, Any] = {}
     if blocks is not None:
         changes["blocks"] = blocks

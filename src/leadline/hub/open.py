@@ -125,7 +125,12 @@ def _load_hugging_face(path: Path, dtype: torch.dtype | None) -> Any:
     try:
         return load_causal_lm(path, dtype or _stored_dtype(_read_config(path)))
     except LeadlineError as error:
-        raise LeadlineError(f"{path}: {error}") from error
+        raise LeadlineError(f"{path}: {_one_line(error)}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    """What another library says, often over many lines."""
+    return " ".join(str(error).split())
 
 
 def _stored_dtype(config: dict[str, Any]) -> torch.dtype:
@@ -144,13 +149,20 @@ def _hugging_face_tokenizer(path: Path, eos: int | list[int] | None) -> tuple[To
 
     if not (path / FILE).is_file():
         return _from_other_files(path)
-    content = (path / FILE).read_text(encoding="utf-8")
+    try:
+        content = (path / FILE).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise LeadlineError(f"can't read {path / FILE}: {error}") from error
     try:
         tokenizer = load_tokenizer(path)
     except UsageError:
         # It doesn't say what ends a document; the model's configuration may.
-        number = eos[0] if isinstance(eos, list) else eos
-        name = None if number is None else tokenizers.Tokenizer.from_str(content).id_to_token(number)
+        number = (eos[0] if eos else None) if isinstance(eos, list) else eos
+        name = (
+            None
+            if not isinstance(number, int) or number < 0
+            else tokenizers.Tokenizer.from_str(content).id_to_token(number)
+        )
         if name is None:
             raise
         tokenizer = load_tokenizer(path, separator=name)
@@ -166,7 +178,9 @@ def _from_other_files(path: Path) -> tuple[Tokenizer, int | None]:
         found = load(str(path), local_files_only=True, trust_remote_code=False)
         content = found.backend_tokenizer.to_str()
     except Exception as error:  # whatever the library objects to is the reason
-        raise UsageError(f"there is no tokenizer in {path} that can be read ({FILE} is missing): {error}") from error
+        raise UsageError(
+            f"there is no tokenizer in {path} that can be read ({FILE} is missing): {_one_line(error)}"
+        ) from error
     return FileTokenizer(content, separator=found.eos_token, name=FILE, where=str(path)), _begins(content)
 
 
@@ -182,7 +196,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     file = path / CONFIG
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LeadlineError(f"can't read {file}: {error}") from error
     if not isinstance(config, dict):
         raise LeadlineError(f"{file} is damaged: it should hold an object")

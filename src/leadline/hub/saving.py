@@ -151,7 +151,7 @@ def load_causal_lm(folder: Path, dtype: torch.dtype, *, like: Any = None) -> Any
         entries = sorted(map(str, info.get(kind) or ()))
         if entries:
             more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
-            raise LeadlineError(f"loading it again gives {kind.replace('_', ' ')}: {entries[0]}{more}")
+            raise LeadlineError(f"its weights don't fit its config.json: {kind.replace('_', ' ')}: {entries[0]}{more}")
     return model
 
 

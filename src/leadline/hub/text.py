@@ -72,7 +72,10 @@ def dataset_for(opened: OpenedModel, data: str | Path) -> DataSet:
         found = resolve(data)
         found.require_tokenizer(tokenizer.hash, str(opened.path))
         return found
-    files = Files([data])
+    try:
+        files = Files([data])
+    except UsageError as error:
+        raise UsageError(f"--data {str(data) or repr('')}: {error}; sotu and prepared folders work too") from None
     folder = cache_folder() / "data" / f"text-{_hash(files.paths)}-{tokenizer.hash[:16]}"
     if is_dataset(folder):
         return DataSet.open(folder)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from leadline.connections.base import State
 from leadline.models.block import Block, Tokens
@@ -71,7 +72,7 @@ def compile_blocks(model: Decoder, *, backend: str | Callable[..., Any] = "induc
 def kind_of(block: Block) -> str:
     """What compiled code of this block takes for granted, as text: equal for blocks that can share code."""
     parts = [f"factor {block.norm_scale != 1.0}"]
-    for name, module in block.named_modules():
+    for name, module in _modules(block):
         plain = {
             key: value
             for key, value in sorted(vars(module).items())
@@ -83,6 +84,14 @@ def kind_of(block: Block) -> str:
         ]
         parts.append(f"{name} {type(module).__name__} {plain} {tensors}")
     return "\n".join(parts)
+
+
+def _modules(block: Block) -> Iterator[tuple[str, nn.Module]]:
+    """All that a block is made of; one that repeats another has that one's parts, without being registered."""
+    yield from block.named_modules()
+    for part, module in sorted(vars(block).items()):
+        if isinstance(module, nn.Module):
+            yield from module.named_modules(prefix=f"shared {part}")
 
 
 def _is_plain(value: Any) -> bool:

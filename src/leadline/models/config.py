@@ -15,6 +15,9 @@ from leadline.connections.base import Connection
 from leadline.errors import UsageError
 from leadline.norms.base import NormConfig
 
+LARGEST = 2**48
+"""Of any size; PyTorch can't count the entries of what is larger."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
@@ -292,3 +295,5 @@ class DecoderConfig:
 def _at_least_one(option: str, value: int) -> None:
     if value < 1:
         raise UsageError(f"{option}={value} must be at least 1")
+    if value > LARGEST:
+        raise UsageError(f"{option}={value} is too large; up to {LARGEST} works")

@@ -34,7 +34,8 @@ READS_TEXT = ("similarity", "angular", "taylor", "ablation")
 def check_criterion(name: str, option: str = "--criterion") -> None:
     """Raises UsageError for a name that is no criterion."""
     if name not in CRITERIA:
-        raise UsageError(f"{option} {name} is not known; {', '.join(CRITERIA)} work.{did_you_mean(name, CRITERIA)}")
+        shown = name or "''"
+        raise UsageError(f"{option} {shown} is not known; {', '.join(CRITERIA)} work.{did_you_mean(name, CRITERIA)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,11 @@ class Evidence:
     seed: int = 0
     normalised: bool = False
     say: Say = field(default=lambda done, of: None)
+
+    @property
+    def tokens(self) -> int:
+        """How many are in the calibration text."""
+        return sum(batch.tokens.numel() for batch in self.batches)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import torch
 from leadline import __version__
 from leadline.data import Batch, DataSet
 from leadline.errors import LeadlineError, UsageError
-from leadline.files import check_folder, sync_folder, write_json
+from leadline.files import check_folder, check_writable, sync_folder, write_json
 from leadline.hub.text import Text
 from leadline.pruning.agreement import check_same
 from leadline.pruning.candidates import Candidates, candidates
@@ -76,12 +76,13 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What is cut, and why. `cut` holds candidates; `units` all their runs."""
+    """What is cut, and why. `cut` holds candidates; `units` all their runs; `read` counts the tokens scored on."""
 
     found: Candidates
     cut: list[Unit]
     units: list[Unit]
     ranking: Ranking | None
+    read: int = 0
 
 
 def prune(
@@ -128,9 +129,10 @@ def choose(subject: Subject, data: DataSet, wish: Wish, say: Say = lambda text: 
         return Choice(found=found, cut=cut, units=found.expand(cut), ranking=None)
     free = free_units(found, stack.blocks, amount)
     count = number_to_cut(amount, len(found.units), len(free), wish.unit)
-    ranking = rank(wish.criterion, wish.unit, evidence_for(subject, data, wish, wish.criterion, say), [count])
+    evidence = evidence_for(subject, data, wish, wish.criterion, say)
+    ranking = rank(wish.criterion, wish.unit, evidence, [count])
     cut = ranking.choose(count, free)
-    return Choice(found=found, cut=cut, units=found.expand(cut), ranking=ranking)
+    return Choice(found=found, cut=cut, units=found.expand(cut), ranking=ranking, read=evidence.tokens)
 
 
 def evidence_for(subject: Subject, data: DataSet, wish: Wish, criterion: str, say: Say = lambda text: None) -> Evidence:
@@ -149,10 +151,16 @@ def evidence_for(subject: Subject, data: DataSet, wish: Wish, criterion: str, sa
 
 
 def check_new(out: Path) -> None:
-    """Raises UsageError unless `out` can become a new folder."""
+    """Makes sure that `out` can become a new folder.
+
+    Raises:
+        UsageError: it is a file, lies below one, or holds something.
+        LeadlineError: nothing can be written there; known now, not after minutes of measuring.
+    """
     check_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"--out {out} holds something already; name a new or empty folder")
+    check_writable(out, "--out")
 
 
 def _operate(
@@ -212,7 +220,7 @@ def _record(subject: Subject, data: DataSet, wish: Wish, choice: Choice) -> dict
     found, ranking = choice.found, choice.ranking
     text = None
     if wish.criterion in READS_TEXT:
-        text = {"split": "train", "tokens": wish.calibration_tokens, "context": wish.reading.context}
+        text = {"split": "train", "tokens": choice.read, "context": wish.reading.context}
     gradient = None
     if subject.has_gradient:
         gradient = kept_gradient(subject.gradient(), subject.stack, found, choice.cut)

@@ -22,8 +22,8 @@ def kept_gradient(
 ) -> dict[str, Any]:
     """The record of the blocks and sublayers that are left, as `gradient.json` holds it; shares sum to one again.
 
-    A block that repeats has one entry, as in the whole model's record. A block that lost one of its sublayers keeps that part of its share which the other one has of both (ours: the norm
-    of what is left alone was not recorded).
+    A block that repeats has one entry, as in the whole model's record. A block that lost one of its sublayers keeps
+    that part of its share which the other one has of both (ours: the norm of what is left alone was not recorded).
 
     Args:
         gradient: the record of the whole model.

@@ -52,8 +52,8 @@ class Amount:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)} is negative; 0 or more work")
 
 
-def number_to_cut(amount: Amount, units: int, free: int, kind: str) -> int:
-    """How many of `units` units are cut, of which `free` are not protected.
+def number_to_cut(amount: Amount, units: int, free: int, kind: str, option: str = "--ratio") -> int:
+    """How many of `units` units are cut, of which `free` are not protected. `option` names the ratio in errors.
 
     Raises:
         UsageError: all would go, more than are free, or a ratio that is less than half a unit.
@@ -61,8 +61,8 @@ def number_to_cut(amount: Amount, units: int, free: int, kind: str) -> int:
     if amount.ratio is not None:
         wanted = math.floor(amount.ratio * units + 0.5)
         if wanted == 0 and amount.ratio > 0:
-            raise UsageError(f"--ratio {amount.ratio:g} of {units} {kind}s is none; {1 / units:.2g} is one of them")
-        said = f"--ratio {amount.ratio:g} is {wanted} of {units} {kind}s"
+            raise UsageError(f"{option} {amount.ratio:g} of {units} {kind}s is none; {1 / units:.2g} is one of them")
+        said = f"{option} {amount.ratio:g} is {wanted} of {units} {kind}s"
     else:
         wanted = amount.count or 0
         said = f"--count {wanted} of {units} {kind}s"

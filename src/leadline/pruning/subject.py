@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from leadline.pruning.text import Reading
 from leadline.stacks import Stack, Unit, stack_of
 from leadline.stacks.causal_lm import CausalLMStack
 from leadline.training.gradient_file import GRADIENT, load_gradient
-from leadline.training.run_folder import read_run_file
+from leadline.training.run_folder import RUN_FILE, read_run_file
 
 HEAL_SHARE = 0.1
 HEAL_RATE = 1e-4
@@ -136,11 +137,15 @@ class OwnSubject(Subject):
     def __init__(self, opened: OpenedModel, layers: str | None = None) -> None:
         super().__init__(opened, layers)
         if opened.kind == "run":
-            config: dict[str, Any] = read_run_file(self.path).get("config") or {}
+            config = read_run_file(self.path).get("config")
+            if not isinstance(config, dict):
+                raise LeadlineError(f"{self.path / RUN_FILE} is damaged: it should hold an object `config`")
             wanted = ("design", "preset", "data", "seed", "tokens", "learning_rate")
-            self.origin |= {name: config.get(name) for name in wanted}
+            found = {name: config.get(name) for name in wanted}
+            # JSON can say infinity, and what is written can't.
+            self.origin |= {name: None if _endless(value) else value for name, value in found.items()}
             rate = config.get("learning_rate")
-            if isinstance(rate, float) and rate > 0:
+            if isinstance(rate, float) and 0 < rate < math.inf:
                 self.healing_rate = HEAL_SHARE * rate
 
     def check_cut(self, units: Sequence[Unit]) -> None:
@@ -234,10 +239,14 @@ def earlier(path: Path) -> dict[str, Any]:
     return {"earlier": {name: before.get(name) for name in ("origin", "criterion", "unit", "cut", "kept")}}
 
 
+def _endless(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LeadlineError(f"can't read {path}: {error}") from error
     if not isinstance(content, dict):
         raise LeadlineError(f"{path} is damaged: it should hold an object")

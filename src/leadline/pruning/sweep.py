@@ -61,6 +61,8 @@ class SweepWish:
         object.__setattr__(self, "ratios", tuple(sorted(self.ratios)))
         for name in self.criteria or ():
             check_criterion(name, "--criteria")
+        if len(set(self.criteria or ())) < len(self.criteria or ()):
+            raise UsageError(f"--criteria {','.join(self.criteria or ())} names a criterion twice")
 
 
 def sweep(subjects: Sequence[Subject], data: DataSet, wish: SweepWish, say: Say = lambda text: None) -> dict[str, Any]:
@@ -81,9 +83,16 @@ def sweep(subjects: Sequence[Subject], data: DataSet, wish: SweepWish, say: Say 
             raise UsageError(
                 f"{subject.path} has other {kind}s than {subjects[0].path}; the models of a sweep differ by seed alone"
             )
+        if subject.opened.tokenizer.hash != subjects[0].opened.tokenizer.hash:
+            raise UsageError(
+                f"{subject.path} has another tokenizer than {subjects[0].path}; the models of a sweep differ by seed "
+                "alone"
+            )
     free = free_units(found, subjects[0].stack.blocks, wish.base.amount)
     counts = [
-        number_to_cut(dataclasses.replace(wish.base.amount, ratio=r, count=None), len(found.units), len(free), kind)
+        number_to_cut(
+            dataclasses.replace(wish.base.amount, ratio=r, count=None), len(found.units), len(free), kind, "--sweep"
+        )
         for r in wish.ratios
     ]
     runs = [(s, i) for i, s in enumerate(subjects)] if len(subjects) > 1 else [(subjects[0], s) for s in wish.seeds]
@@ -95,6 +104,7 @@ def sweep(subjects: Sequence[Subject], data: DataSet, wish: SweepWish, say: Say 
         whole.append(_measure(subject, text, wish.task))
     measured: dict[str, Any] = {}
     known: dict[tuple[int, tuple[Unit, ...]], dict[str, Any]] = {}
+    read = 0
     for name in names:
         rankings = []
         for subject, seed in runs:
@@ -102,6 +112,7 @@ def sweep(subjects: Sequence[Subject], data: DataSet, wish: SweepWish, say: Say 
             # Models are compared on the same calibration text.
             own = dataclasses.replace(wish.base, seed=wish.base.seed if len(subjects) > 1 else seed)
             evidence = dataclasses.replace(evidence_for(subject, data, own, name, say), seed=seed)
+            read = max(read, evidence.tokens)
             rankings.append(rank(name, kind, evidence, counts))
         measured[name] = _points(name, rankings, runs, free, counts, text, wish, known, say)
     results = {
@@ -117,7 +128,7 @@ def sweep(subjects: Sequence[Subject], data: DataSet, wish: SweepWish, say: Say 
         "counts": counts,
         "data": {"name": data.name, "hash": data.hash},
         "reading": dataclasses.asdict(wish.base.reading),
-        "calibration": {"split": "train", "tokens": wish.base.calibration_tokens},
+        "calibration": {"split": "train", "tokens": read},
         "task": None if wish.task is None else {"name": wish.task.name, "questions": len(wish.task.questions)},
         "parameters": subjects[0].parameters,
         "whole": whole,

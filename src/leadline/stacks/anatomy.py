@@ -80,12 +80,14 @@ class Anatomy(NamedTuple):
         additive: whether the block leaves its input plus its sublayers' outputs.
         width: D.
         returns: how many things the block returns in a tuple; None where it returns the tensor itself.
+        overwrites: whether the block adds to its input in place, so that whoever keeps it needs a copy.
     """
 
     sublayers: tuple[Sublayer, ...]
     additive: bool
     width: int
     returns: int | None
+    overwrites: bool = False
 
     def wrapped(self, hidden: Tensor) -> Any:
         """`hidden` as the block would return it."""
@@ -148,6 +150,7 @@ class Trace:
         self.block = block
         self.anatomy: Anatomy | None = None
         self._calls: list[_Call] = []
+        self._input: Tensor | None = None
         self._before: Tensor | None = None
         self._alive: list[Tensor] = []
 
@@ -164,7 +167,8 @@ class Trace:
             yield
 
     def _on_start(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self._before = hidden_of(args, kwargs).clone()
+        self._input = hidden_of(args, kwargs)
+        self._before = self._input.clone()
 
     def _on_call(self, path: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
@@ -183,10 +187,11 @@ class Trace:
 
     def _on_end(self, module: nn.Module, args: Any, output: Any) -> None:
         after = first_tensor(output)
-        if self._before is not None and after is not None:
+        if self._input is not None and self._before is not None and after is not None:
             returns = None if isinstance(output, Tensor) else len(output)
-            self.anatomy = _anatomy(self.block, self._calls, self._before, after, returns)
-        self._before, self._calls, self._alive = None, [], []
+            found = _anatomy(self.block, self._calls, self._before, after, returns)
+            self.anatomy = found._replace(overwrites=not torch.equal(self._input, self._before))
+        self._input, self._before, self._calls, self._alive = None, None, [], []
 
 
 def _anatomy(block: nn.Module, calls: list[_Call], before: Tensor, after: Tensor, returns: int | None) -> Anatomy:

@@ -137,6 +137,7 @@ class CausalLMStack(Stack):
         if self.model in _WATCHED:
             raise LeadlineError("this model is being watched already; end that before the next begins")
         passes = Passes(self.model, self.layout)
+        overwrites = any(anatomy.overwrites for anatomy in self.layout.anatomies)
         before: list[Tensor] = []
         joining: dict[str, list[Tensor]] = {}
 
@@ -146,7 +147,8 @@ class CausalLMStack(Stack):
 
         def on_input(block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
             if self.model not in QUIET:
-                before[:] = [hidden_of(args, kwargs)]
+                hidden = hidden_of(args, kwargs)
+                before[:] = [hidden.clone() if overwrites else hidden]
                 joining.clear()
 
         def on_output(block: nn.Module, args: Any, output: Any) -> None:
@@ -155,6 +157,7 @@ class CausalLMStack(Stack):
             skipped = _SKIPPED.get(self.model, frozenset())
             after = first_tensor(output)
             if tells(Unit(index)) and not (own and skipped.issuperset(own)) and before and after is not None:
+                after = after.clone() if overwrites else after  # the next block may add to it
                 watcher.on_block(index, before[0], after)
                 if watcher.wants_exits:
                     watcher.on_exit(index, after)
@@ -202,7 +205,9 @@ class CausalLMStack(Stack):
                     return inner(*args, **kwargs)
                 hidden = hidden_of(args, kwargs)
                 if any(hasattr(value, "get_seq_length") for value in (*args, *kwargs.values())):
-                    return _with_first(inner(*args, **kwargs), hidden)
+                    # A block may add to its input in place.
+                    kept = hidden.clone() if self.layout.anatomies[index].overwrites else hidden
+                    return _with_first(inner(*args, **kwargs), kept)
                 return self.layout.anatomies[index].wrapped(hidden)
 
             return forward

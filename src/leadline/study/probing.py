@@ -8,6 +8,7 @@ The models are opened and measured one after the other, so that only one is in m
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 import leadline
 from leadline.compare.machine import describe_machine
 from leadline.errors import LeadlineError, UsageError
-from leadline.files import write_json
+from leadline.files import check_folder, check_writable, write_json
 from leadline.hub.open import kind_of, open_model
 from leadline.hub.text import dataset_for, heldout_batches
 from leadline.probes.measure_stack import PARTS, measure_stack
@@ -131,13 +132,33 @@ def check_paths(paths: Sequence[Path]) -> None:
         kind_of(path)
 
 
+def check_out(out: Path) -> None:
+    """Makes sure that the results can go to `out`; those of an earlier probe may be replaced.
+
+    Raises:
+        UsageError: it is a file, or holds a report of something else, such as a comparison.
+        LeadlineError: nothing can be written there.
+    """
+    check_folder(out, "--out")
+    if (out / "results.json").exists() or (out / "report.html").exists():
+        try:
+            found = json.loads((out / "results.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            found = None
+        if not (isinstance(found, dict) and isinstance(found.get("models"), list) and "settings" in found):
+            raise UsageError(f"--out {out} holds a report of something else; name a new folder, or a probe's")
+    check_writable(out, "--out")
+
+
 def names_of(paths: Sequence[Path]) -> list[str]:
     """The last parts of the paths, as many as it takes to tell them apart."""
     parts = [path.resolve().parts for path in paths]
     names = [path[-1] for path in parts]
     for length in range(2, max(len(path) for path in parts) + 1):
+        same = [{path for path, name in zip(parts, names, strict=True) if name == this} for this in names]
         names = [
-            "/".join(path[-length:]) if names.count(name) > 1 else name for path, name in zip(parts, names, strict=True)
+            "/".join(path[-length:]) if len(others) > 1 else name
+            for path, name, others in zip(parts, names, same, strict=True)
         ]
     # The same folder twice is two models all the same.
     return [f"{name} ({names[: i + 1].count(name)})" if names.count(name) > 1 else name for i, name in enumerate(names)]
@@ -157,6 +178,7 @@ def _probe(
         raise UsageError(
             f"--context {wish.context} is more than the {opened.stack.context} tokens that {path} was made for"
         )
+    gradient = _gradient(path)
     data = dataset_for(opened, wish.data)
     text = heldout_batches(opened, data, context=wish.context, tokens=wish.tokens, batch_size=wish.batch_size)
     measured = measure_stack(
@@ -179,7 +201,7 @@ def _probe(
         "batches": len(text.batches),
         "data_hash": data.hash,
         "probe": measured,
-        "training_gradient": _gradient(path),
+        "training_gradient": gradient,
     }
     return model, {"name": data.name}
 

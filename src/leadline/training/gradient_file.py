@@ -10,6 +10,11 @@ from leadline.errors import LeadlineError, UsageError
 from leadline.files import write_json
 
 GRADIENT = "gradient.json"
+SHARES = ("share", "sublayer_share", "share_per_parameter", "sublayer_share_per_parameter")
+"""Its lists of shares, one for each block or sublayer."""
+
+LARGEST = 1e12
+"""Shares add up to 1; those of another's record may not, but this is no share."""
 
 
 def write_gradient(folder: Path | str, report: dict[str, Any]) -> Path:
@@ -53,8 +58,19 @@ def load_gradient(folder: Path | str) -> dict[str, Any]:
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LeadlineError(f"can't read {path}: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("share"), list):
         raise LeadlineError(f"{path} is damaged: it should hold an object with a list `share`")
+    for name in SHARES:
+        shares = content.get(name)
+        for share in shares if isinstance(shares, list) else ():
+            if share is not None and not _is_share(share):
+                raise LeadlineError(
+                    f"{path} is damaged: {name} holds {str(share)[:40]!r}; a share is a number from 0, or null"
+                )
     return content
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST

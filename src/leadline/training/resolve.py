@@ -144,7 +144,8 @@ def _rate(config: RunConfig, found: Settings) -> tuple[float, str]:
     if config.learning_rate is not None:
         return config.learning_rate, "given"
     if config.optimizer == "sgd":
-        return SGD_FACTOR * found.learning_rate, f"{SGD_FACTOR:g} times AdamW's rate [ours, not swept], which is: {found.source}"
+        source = f"{SGD_FACTOR:g} times AdamW's rate [ours, not swept], which is: {found.source}"
+        return SGD_FACTOR * found.learning_rate, source
     return found.learning_rate, found.source
 
 

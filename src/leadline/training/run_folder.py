@@ -85,7 +85,7 @@ def read_run_file(out: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(f"{out} is no run's folder: {RUN_FILE} is missing") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LeadlineError(f"can't read {path}: {error}") from error
     if not isinstance(content, dict):
         raise LeadlineError(f"{path} is damaged: it should hold an object")

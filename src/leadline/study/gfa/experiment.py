@@ -2,12 +2,13 @@
 
 study, leadline, command, created, machine, data, repeat     as `leadline.study.results.opening`
 design, preset, blocks, seeds    what was trained
-late_blocks, last_blocks         how many blocks are late (the last third), and how many `repeated` repeats
-repeated, ablation_tokens        "4x2"; held-out tokens for ΔM
+repeated, last_blocks            "4x2", and how many blocks that repeats
+ablation_tokens                  held-out tokens for ΔM
 arms                             one each, in order:
     name, summary, role, control
     status, error                "ok", "partial" or "failed", and the first error
-    blocks, tokens, learning_rate, parameters, flops_per_token
+    blocks, late_blocks          how many, and how many of them are late (the last third)
+    tokens, learning_rate, parameters, flops_per_token
     loss, bits_per_byte          held-out: mean, low, high, values by seed; null where no run finished
     tokens_per_second, seconds, curve
     runs                         one a seed; null where it failed:
@@ -146,7 +147,6 @@ def collect(plan: GfaPlan, out: Path, data: DataSet, command: str) -> dict[str, 
         "preset": plan.preset,
         "blocks": plan.blocks,
         "seeds": list(plan.seeds),
-        "late_blocks": late_count(plan.blocks),
         "last_blocks": plan.last,
         "repeated": plan.repeat,
         "ablation_tokens": plan.ablation_tokens,
@@ -171,6 +171,7 @@ def _arm(plan: GfaPlan, arm: ArmPlan, out: Path) -> dict[str, Any]:
         "control": arm.control,
         **{key: value for key, value in measured(results).items() if key != "depth"},
         "blocks": arm.blocks,
+        "late_blocks": late_count(arm.blocks),
         "tokens": arm.tokens,
         "learning_rate": arm.learning_rate,
         "parameters": arm.parameters,
@@ -178,7 +179,7 @@ def _arm(plan: GfaPlan, arm: ArmPlan, out: Path) -> dict[str, Any]:
         "runs": runs,
         "correlations": _correlations(done) if done else None,
         "first_share": mean_of([run["share"][0] for run in done]),
-        "late": _late(runs, plan) if done else None,
+        "late": _late(runs, late_count(arm.blocks), plan.last) if done else None,
         "against": None,
     }
     found["g1"] = parts(found) if done else None
@@ -224,16 +225,14 @@ def _correlations(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _late(runs: Sequence[dict[str, Any] | None], plan: GfaPlan) -> dict[str, Any]:
-    third = late_count(plan.blocks)
-
+def _late(runs: Sequence[dict[str, Any] | None], third: int, last: int) -> dict[str, Any]:
     def by_seed(of_run: Callable[[dict[str, Any]], float | None]) -> dict[str, Any] | None:
         return over_seeds({run["seed"]: of_run(run) for run in runs if run is not None})
 
     return {
         "third": by_seed(lambda run: late(run["delta"]["nats"], third)),
         "rest": by_seed(lambda run: late(run["delta"]["nats"], third, drop_first=True)),
-        "last": by_seed(lambda run: late(run["delta"]["nats"], plan.last)),
+        "last": by_seed(lambda run: late(run["delta"]["nats"], last)),
         "single": by_seed(lambda run: late(_one_place(run), third)),
     }
 

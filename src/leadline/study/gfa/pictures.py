@@ -34,7 +34,7 @@ def sections(arms: Shown, results: Mapping[str, Any]) -> list[Section]:
             name="importance",
             heading="What blocks are worth",
             opening="The held-out loss without a block minus the loss with it, after training.",
-            pictures=_there(_delta(arms), _late(arms, results)),
+            pictures=_there(_delta(arms), _late(arms, results), _late_rest(arms)),
         ),
         Section(
             name="correlation",
@@ -195,13 +195,37 @@ def _lines(
 
 
 def _late(arms: Shown, results: Mapping[str, Any]) -> Picture | None:
-    rows = {
-        "third": f"the last {results['late_blocks']} blocks",
-        "rest": f"the last {results['late_blocks']}, first block left aside",
-        "last": f"the last {results['last_blocks']} blocks",
-    }
-    if results["late_blocks"] == results["last_blocks"]:
-        del rows["last"]
+    last = results["last_blocks"]
+    rows = {"third": "the last third"}
+    if any(arm["late_blocks"] != last for _, arm in arms):
+        rows["last"] = f"the last {last}"
+    return _bars(
+        arms,
+        rows,
+        name="late",
+        heading="How much the late blocks matter",
+        label="The late blocks' mean ΔM over the mean of all blocks",
+        axis="mean ΔM over that of all blocks",
+        reading="1 means that the late blocks matter as much as the others; the thin lines are 95 % intervals over "
+        "seeds.",
+    )
+
+
+def _late_rest(arms: Shown) -> Picture | None:
+    return _bars(
+        arms,
+        {"rest": "the last third"},
+        name="late-rest",
+        heading="The same without the first block",
+        label="The late blocks' mean ΔM over the mean of all blocks but the first",
+        axis="mean ΔM over that of all blocks but the first",
+        reading="The first block often outweighs all others; here the late blocks are held against the rest.",
+    )
+
+
+def _bars(
+    arms: Shown, rows: Mapping[str, str], *, name: str, heading: str, label: str, axis: str, reading: str
+) -> Picture | None:
     groups = []
     for part, words in rows.items():
         group = []
@@ -212,13 +236,12 @@ def _late(arms: Shown, results: Mapping[str, Any]) -> Picture | None:
         groups.append((words, group))
     return bars(
         groups,
-        name="late",
-        heading="How much the late blocks matter",
-        label="The late blocks' mean ΔM over the mean of all blocks",
-        axis="mean ΔM over that of all blocks",
+        name=name,
+        heading=heading,
+        label=label,
+        axis=axis,
         head="blocks",
-        reading="1 means that the late blocks matter as much as the others; the thin lines are 95 % intervals over "
-        "seeds.",
+        reading=reading,
         rule=(1.0, "even"),
         shown=lambda value: fixed(value, 2),
     )

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from leadline.errors import UsageError, did_you_mean
 from leadline.study.gfa.arm import ArmKind
 from leadline.study.gfa.decoder_arms import DECODER_ARMS
+from leadline.study.gfa.resnet_arm import RESNET_ARM
 
-ARMS: dict[str, ArmKind] = {arm.name: arm for arm in DECODER_ARMS}
+ARMS: dict[str, ArmKind] = {arm.name: arm for arm in (*DECODER_ARMS, RESNET_ARM)}
 """Every arm by its name, in the order of the report."""
 
 

@@ -27,8 +27,7 @@ WHAT = {
     "equalise": "equalising gradient norms does not restore late-layer importance",
     "repeat": "repeating the last blocks restores late-layer importance",
 }
-OUTCOMES: dict[Support, Outcome] = {"supported": "holds", "not supported": "does not hold", "undecided": "open"}
-PAPER = "yes"
+UNDEFINED = "leaving blocks out costs nothing on average, so there is no late importance to speak of"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +99,14 @@ def together(found: Mapping[str, Support]) -> Outcome:
 
 
 def _gradient(arm: Arm) -> Judgement:
-    claim = f"G1 in {arm['name']}: the accumulated gradient share follows fan-in and goes with ablation importance"
+    claim = f"G1 for {arm['name']}: the accumulated gradient share follows fan-in and goes with ablation importance"
     if not arm["correlations"]:
-        return Judgement(claim=claim, paper=PAPER, outcome="open", evidence=f"No run finished: {arm['error']}.")
+        return Judgement(claim=claim, paper="", outcome="open", evidence=f"No run finished: {arm['error']}.")
     found = parts(arm)
     words = [f"It {PARTS[part]}: {verdict} ({_part_words(arm, part)})." for part, verdict in found.items()]
-    return Judgement(claim=claim, paper=PAPER, outcome=together(found), evidence=" ".join([*words, _first_block(arm)]))
+    if arm["correlations"]["share_delta"]["over"] == "blocks":
+        words.append("One seed shows no interval over seeds, so nothing is decided.")
+    return Judgement(claim=claim, paper="", outcome=together(found), evidence=" ".join([*words, _first_block(arm)]))
 
 
 def _part_words(arm: Arm, part: str) -> str:
@@ -122,7 +123,7 @@ def rho_words(found: Mapping[str, Any], kind: str = DECIDES) -> str:
         return fixed(rho["value"], 2)
     span = f"{fixed(rho['value'], 2)}, {fixed(rho['low'], 2)} to {fixed(rho['high'], 2)}"
     if found["over"] == "blocks":
-        return f"{span} over blocks alone; one seed shows no interval over seeds"
+        return f"{span} over blocks alone"
     return span + (", within noise" if rho["low"] <= 0 <= rho["high"] else "")
 
 
@@ -137,12 +138,12 @@ def _first_block(arm: Arm) -> str:
 
 
 def _late(arm: Arm, by_name: Mapping[str, Arm], last: int) -> Judgement:
-    claim = f"G2 in {arm['name']}: {WHAT[arm['role']]}"
+    claim = f"G2 for {arm['name']}: {WHAT[arm['role']]}"
     control = by_name.get(arm["control"])
     against, late = arm["against"], arm["late"]
     if control is None or against is None or against["late"] is None or control["late"] is None or late is None:
-        why = arm["error"] or (control["error"] if control else None) or "late importance is not defined"
-        return Judgement(claim=claim, paper=PAPER, outcome="open", evidence=f"It can't be said: {why}.")
+        why = arm["error"] or (control["error"] if control else None) or UNDEFINED
+        return Judgement(claim=claim, paper="", outcome="open", evidence=f"It can't be said: {why}.")
     found = restored(against["late"], control["late"]["third"])
     words = [
         f"The last third's ΔM over the mean: {fixed(late['third']['mean'], 2)}, {control['name']} "
@@ -150,6 +151,9 @@ def _late(arm: Arm, by_name: Mapping[str, Arm], last: int) -> Judgement:
     ]
     if found == "undecided" and control["late"]["third"]["mean"] >= 1:
         words.append(f"In {control['name']} the late blocks matter as much as the others: nothing is to be restored.")
+    missing = sum(value is None for side in (late, control["late"]) for value in side["third"]["by_seed"].values())
+    if missing:
+        words.append(f"In {missing} run{'s' if missing > 1 else ''} {UNDEFINED}.")
     if against["late_rest"]:
         words.append(f"Without the first block {difference_words(against['late_rest'])}.")
     if arm["role"] == "repeat":
@@ -162,7 +166,7 @@ def _late(arm: Arm, by_name: Mapping[str, Arm], last: int) -> Judgement:
             )
     if arm["name"] == "equalised-adamw":
         words.append("AdamW divides by a gradient's own size, so equalising changes little there.")
-    return Judgement(claim=claim, paper=PAPER, outcome=_of_return(found, arm["role"]), evidence=" ".join(words))
+    return Judgement(claim=claim, paper="", outcome=_of_return(found, arm["role"]), evidence=" ".join(words))
 
 
 def _of_return(found: Return, role: str) -> Outcome:
@@ -192,8 +196,8 @@ def _headline(arms: Sequence[Arm], first: Sequence[Judgement], second: Sequence[
 
 
 def _outcomes(names: Sequence[str], judgements: Sequence[Judgement]) -> str:
-    """`holds in vanilla, is open in layerskip`."""
-    words = {"holds": "holds in", "does not hold": "does not hold in", "open": "is open in"}
+    """`holds for vanilla, is open for layerskip`."""
+    words = {"holds": "holds for", "does not hold": "does not hold for", "open": "is open for"}
     by_outcome: dict[str, list[str]] = {}
     for name, judgement in zip(names, judgements, strict=True):
         by_outcome.setdefault(judgement.outcome, []).append(name)
@@ -208,7 +212,7 @@ def _beside(arm: Arm) -> str:
 def _losses(arms: Sequence[Arm]) -> list[str]:
     """How each arm's loss stands to its control's: an arm that learnt less shows less of anything."""
     return [
-        f"{arm['name']} against {arm['control']}: {difference_words(arm['against']['bits_per_byte'], 3)} bits per byte."
+        f"Bits per byte, {arm['name']} minus {arm['control']}: {difference_words(arm['against']['bits_per_byte'], 3)}."
         for arm in arms
         if arm["against"] and arm["against"]["bits_per_byte"]
     ]

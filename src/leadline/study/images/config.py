@@ -30,7 +30,7 @@ class ImageRunConfig:
         weight_decay: on convolutions and the head's matrix; norms and biases have none.
         warmup: share of the steps in which the rate rises in a line; then it falls along a cosine to zero.
         evaluate_every: steps; five evaluations unless given. There is one at the end always.
-        gradient_every: steps between records of the gradients' effective rank; 0 has none.
+        gradient_every: steps between records of the gradients' effective rank and diversity; 0 has none.
         checkpoint_every: steps; 0 saves at the end, and where the run is interrupted.
         keep: so many of the newest checkpoints.
         gradient_from, gradient_until: the steps whose gradients count, both included; all unless given.

@@ -5,7 +5,6 @@ the place of a token: `run.json`, `steps.jsonl`, `evals.jsonl`, `gradient.json`,
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -17,13 +16,15 @@ from torch import nn
 
 from leadline.config import to_dict
 from leadline.data.images import ImageBatch, ImageLoader, ImageSet, evaluation_images
-from leadline.errors import LeadlineError, UsageError
-from leadline.files import check_folder, write_json
+from leadline.errors import LeadlineError
+from leadline.files import write_json
 from leadline.models.resnet import ResNet, count_forward_flops
 from leadline.probes.watch import measuring
 from leadline.study.images.config import ImageRunConfig
-from leadline.training import GradientShare, Summary, effective_ranks
+from leadline.study.images.folder import claim, read_object
+from leadline.training import Diversity, GradientShare, Summary
 from leadline.training.checkpoint import choose_checkpoint, load_checkpoint, save_checkpoint
+from leadline.training.gradient_detail import detail_of
 from leadline.training.gradient_file import write_gradient
 from leadline.training.gradient_norms import Norms
 from leadline.training.interrupt import catch_interrupt
@@ -31,11 +32,10 @@ from leadline.training.memory import peak_memory
 from leadline.training.optimiser import split_by_decay
 from leadline.training.records import Lines
 from leadline.training.resolve import usable_device
-from leadline.training.run_folder import OURS, RUN_FILE
 
 EVALUATION_BATCH = 100
-FREE = ("device", "checkpoint_every", "keep")
-"""What may change when a run goes on."""
+PIECES = 4
+"""Into which a step is cut to see how much its gradients differ; each piece has two images or more, for the norms."""
 NOTES = (
     "an image counts as a token: tokens are images, and bits_per_byte is the loss of an image in bits",
     "flops_per_token are those of training on one image, convolutions and the head alone, backward as twice forward",
@@ -86,11 +86,10 @@ def train_images(config: ImageRunConfig, out: Path | str, *, on_step: OnStep | N
     """
     out = Path(out)
     images = config.open_images()
-    _claim(out, config, images)
+    claim(out, config, images)
     summary = out / "summary.json"
     if summary.is_file():
-        finished: dict[str, Any] = _read(summary)
-        return finished
+        return read_object(summary)
     return ImageTrainer(config, images, out, on_step).train()
 
 
@@ -158,7 +157,7 @@ class ImageTrainer:
         self._check(step, norms)
         self.share.add(norms)
         if self.config.gradient_every and step % self.config.gradient_every == 0:
-            self.share.note({"step": step, "effective_rank": effective_ranks(self.share)})
+            self.share.note(detail_of(step, self.share, self._diversity(batch)))
         self.optimiser.step()
         self.step = step
         seconds = time.perf_counter() - begin
@@ -175,6 +174,24 @@ class ImageTrainer:
         self.steps_file.add(told)
         if self.on_step is not None:
             self.on_step({**told, "steps": self.config.steps})
+
+    def _diversity(self, batch: ImageBatch) -> Diversity:
+        """How alike the gradients of pieces of the batch are; gradients and the norms' statistics stay as they are."""
+        diversity = Diversity(self.share)
+        grads = [(parameter, parameter.grad) for parameter in self.model.parameters()]
+        statistics = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        parts = min(PIECES, self.config.batch_size // 2)
+        if parts > 1:
+            for images, labels in zip(batch.images.chunk(parts), batch.labels.chunk(parts), strict=True):
+                self.optimiser.zero_grad(set_to_none=True)
+                nn.functional.cross_entropy(self.model(images.to(self.device)), labels.to(self.device)).backward()
+                diversity.add()
+        for parameter, grad in grads:
+            parameter.grad = grad
+        with torch.no_grad():
+            for buffer, value in statistics:
+                buffer.copy_(value)
+        return diversity
 
     def _check(self, step: int, norms: Norms) -> None:
         for what, value in (("loss", self.train_loss), ("gradient", float(norms.total()))):
@@ -242,55 +259,3 @@ def make_sgd(model: nn.Module, config: ImageRunConfig) -> torch.optim.SGD:
         {"params": list(plain.values()), "weight_decay": 0.0},
     ]
     return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum)
-
-
-def _claim(out: Path, config: ImageRunConfig, images: ImageSet) -> None:
-    """Makes the folder this run's, or makes sure that it is."""
-    check_folder(out, "--out")
-    content = {
-        "config": to_dict(config),
-        "model": to_dict(config.model(images)),
-        "images": {
-            "name": images.name,
-            "hash": images.hash,
-            "shape": list(images.shape),
-            "classes": list(images.classes),
-            "train": len(images.train.labels),
-            "heldout": len(images.heldout.labels),
-        },
-    }
-    path = out / RUN_FILE
-    if path.is_file():
-        old = _read(path)
-        before, now = _fixed(old), _fixed(content)
-        different = [name for name in now if before.get(name) != now[name]]
-        if different:
-            name = different[0]
-            raise UsageError(
-                f"--out {out} holds a run with {name}={before.get(name)}, not {now[name]}; name another folder"
-            )
-    try:
-        if not path.is_file() and out.is_dir() and any(entry.name not in OURS for entry in out.iterdir()):
-            raise UsageError(f"--out {out} holds something that is no run; name a new or empty folder")
-        write_json(path, content)
-    except OSError as error:
-        raise LeadlineError(f"can't write to --out {out}: {error.strerror or error}") from error
-
-
-def _fixed(content: dict[str, Any]) -> dict[str, Any]:
-    """What has to stay the same in a run that goes on."""
-    try:
-        config = {name: value for name, value in content["config"].items() if name not in FREE}
-        return {**config, "image data": content["images"]["hash"]}
-    except (KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LeadlineError(f"{path} is damaged ({error}); start in another folder") from error
-    if not isinstance(content, dict):
-        raise LeadlineError(f"{path} is damaged: it should hold an object; start in another folder")
-    return content
