@@ -100,7 +100,7 @@ def test_what_does_not_fit(trained: Any, saved: Any) -> None:
     data = subject.data(str(trained.data))
     with pytest.raises(UsageError, match=r"--criteria cfp: .* has no record of gradients"):
         sweep([other], data, wish(0.5, criteria=("cfp",)))
-    with pytest.raises(UsageError, match=r"--ratio 0.1 of 4 blocks is none"):
+    with pytest.raises(UsageError, match=r"--sweep 0.1 of 4 blocks is none"):
         sweep([subject], data, wish(0.1))
     for ratios in ((0.0,), (1.0,), (0.5, 0.5)):
         with pytest.raises(UsageError, match="--sweep has"):

@@ -380,6 +380,200 @@ GENERATE = {
 }  # fmt: skip
 
 
+GENERATE_EARLY = {
+    "an exit before the first block": _generate("--exit-block 0", "--exit-block 0", "at least 1"),
+    "an exit behind the last block": _generate("--exit-block 2", "--exit-block 2", "this model has 2", "1"),
+    "a confidence without an exit": _generate("--exit-confidence 0.9", "--exit-confidence needs --exit-block"),
+    "a draft without an exit": _generate("--draft 4", "--draft needs --exit-block"),
+    "a confidence above 1": _generate("--exit-block 1 --exit-confidence 2", "--exit-confidence 2", "such as 0.9"),
+    "a confidence that is none": _generate("--exit-block 1 --exit-confidence nan", "--exit-confidence nan", "such as"),
+    "no guesses": _generate("--exit-block 1 --draft 0", "--draft 0", "such as 4"),
+    "two ways out": _generate("--exit-block 1 --draft 2 --exit-confidence 0.5", "give one of them"),
+    "a Hugging Face model": Bad("generate hf", ("hf is a Hugging Face model", "Leadline's own"),
+                                setup=write("hf/config.json", '{"model_type": "llama"}')),
+}  # fmt: skip
+
+FAN_IN = {
+    "no repetition": _train("--repeat 2", "--repeat '2'", "4x2"),
+    "a block once": _train("--repeat 1x1", "--repeat '1x1'", "twice"),
+    "more blocks than there are": _train("--repeat 3x2", "--repeat 3x2", "this model has 2"),
+    "always dropped": _train("--layer-dropout 1", "--layer-dropout 1", "less than 1"),
+    "dropout that is no number": _train("--layer-dropout nan", "--layer-dropout nan", "less than 1"),
+    "exits below zero": _train("--exit-loss -1", "--exit-loss -1", "more than 0"),
+    "exits without end": _train("--exit-loss inf", "--exit-loss inf", "more than 0"),
+    "a curriculum without exits": _train("--exit-curriculum all", "--exit-curriculum all", "without --exit-loss"),
+    "turns without exits": _train("--exit-every 2", "--exit-every 2", "without --exit-loss"),
+    "weights without exits": _train("--exit-weights depth", "--exit-weights depth", "without --exit-loss"),
+    "turns in another curriculum": _train(
+        "--exit-loss 1 --exit-curriculum all --exit-every 2", "--exit-every 2", "--exit-curriculum rotational"
+    ),
+    "no turns": _train("--exit-loss 1 --exit-every 0", "--exit-every 0", "1 or more"),
+    "momentum for AdamW": _train("--momentum 0.5", "--momentum 0.5", "without --optimizer sgd"),
+    "momentum above 1": _train("--optimizer sgd --momentum 2", "--momentum 2", "less than 1"),
+    "an unknown optimizer": _train("--optimizer adam", "'adam'", "sgd", BOX),
+    "a window before the start": _train("--gradient-from 0", "--gradient-from 0", "1 or more"),
+    "a window after the end": _train("--gradient-from 9", "--gradient-from 9", "last step, 2"),
+    "a window backwards": _train("--gradient-from 2 --gradient-until 1", "--gradient-from 2", "--gradient-until 1"),
+    "records below zero": _train("--gradient-every -1", "--gradient-every -1", "0 records nothing"),
+    "dropout compiled": _train("--compile --layer-dropout 0.5", "--layer-dropout", "--compile"),
+    "too many blocks": _train("--blocks 99999999999", "blocks=99999999999", "16384"),
+}
+
+
+def _prune(options: str, *says: str, code: int = 2, setup: Setup | None = None) -> Bad:
+    return Bad(f"prune {{run}} --data {{data}} {options}", says, code, setup)
+
+
+def _cut(options: str, *says: str, code: int = 2, setup: Setup | None = None) -> Bad:
+    return _prune(f"--evaluate-tokens 32 --out out {options}", *says, code=code, setup=setup)
+
+
+def _gradient(content: str, *says: str) -> Bad:
+    return _cut("--criterion cfp --count 1", "run/gradient.json", *says, code=1,
+                setup=write("run/gradient.json", content))  # fmt: skip
+
+
+PRUNE = {
+    "no model": Bad("prune --count 1 --criterion cfp --out out", ("MODEL is missing",)),
+    "no such model": Bad("prune nowhere --count 1 --criterion cfp --out out", ("nowhere is no folder", "MODEL")),
+    "something else": Bad("prune {text} --count 1 --criterion cfp --out out", ("holds no model", "config.json")),
+    "two models": Bad("prune {run} {data} --count 1 --criterion cfp --out out", ("2 models", "--sweep")),
+    "no place": _prune("--criterion cfp --count 1", "--out is missing", "--dry-run"),
+    "two places": _prune("--criterion cfp --count 1 --dry-run --out out", "--dry-run", "--out"),
+    "no amount": _cut("--criterion cfp", "--ratio 0.25", "--count 6", "--blocks"),
+    "two amounts": _cut("--criterion cfp --count 1 --ratio 0.5", "--ratio and --count", "give one"),
+    "no criterion": _cut("--count 1", "--criterion is missing"),
+    "a criterion for what is named": _cut("--criterion cfp --blocks 1", "--blocks", "--criterion", "give one"),
+    "an unknown criterion": _cut("--criterion cpf --count 1", "--criterion cpf", "Did you mean cfp?"),
+    "an empty criterion": _cut('--criterion "" --count 1', "--criterion ''", "cfp, similarity"),
+    "everything by ratio": _cut("--criterion cfp --ratio 1", "--ratio 1", "less than 1"),
+    "a ratio that is no number": _cut("--criterion cfp --ratio nan", "--ratio nan", "from 0"),
+    "a ratio of none": _cut("--criterion cfp --ratio 0.1", "--ratio 0.1 of 2 blocks is none", "0.5"),
+    "everything by count": _cut("--criterion cfp --count 2", "--count 2", "leaves nothing", "1 is the most"),
+    "a count below zero": _cut("--criterion cfp --count -1", "--count -1", "0 or more"),
+    "half a range": _cut("--blocks 1..", "'1..'", "3,5,8..10"),
+    "a range backwards": _cut("--blocks 1..0", "1..0", "0..1 works"),
+    "a range too long": _cut("--blocks 0..999", "0..999", "blocks 0 to 1"),
+    "no blocks": _cut('--blocks ""', "--blocks has ''", "3,5,8..10"),
+    "a block twice": _cut("--blocks 1,1", "--blocks 1,1", "twice"),
+    "every block": _cut("--blocks 0..1", "every block", "nothing"),
+    "a block below zero": _cut("--blocks=-1", "'-1'", "from 0"),
+    "a sublayer for blocks": _cut("--blocks 1.mlp", "1.mlp", "--unit sublayer"),
+    "an unknown sublayer": _cut("--unit sublayer --blocks 1.head", "1.head", "attention and mlp"),
+    "all protected": _cut("--criterion cfp --count 1 --protect-first 9", "--protect-first 9", "1 is the most"),
+    "a protected block": _cut("--blocks 0 --protect-first 1", "--blocks names 0", "--protect-first"),
+    "normalised without shares": _cut("--criterion random --count 1 --normalised", "--normalised", "cfp"),
+    "healing what is not cut": _prune("--criterion cfp --count 1 --dry-run --heal-tokens 1k", "--heal-tokens", "--out"),
+    "timing what is not cut": _prune("--criterion cfp --count 1 --dry-run --speed", "--speed", "--dry-run", "--out"),
+    "a rate of healing alone": _cut("--criterion cfp --count 1 --heal-lr 1e-3", "--heal-lr", "--heal-tokens"),
+    "a rate of healing below zero": _cut("--criterion cfp --count 1 --heal-tokens 64 --heal-lr -1", "--heal-lr -1"),
+    "no batches to time": _cut("--criterion cfp --count 1 --speed --speed-batches 0", "--speed-batches", "1,4,16"),
+    "no context": _cut("--criterion cfp --count 1 --context 0", "--context 0", "1 or more"),
+    "a context longer than the text": _cut("--criterion cfp --count 1 --context 99999", "too short", "--context"),
+    "a stride too long": _cut("--criterion cfp --count 1 --stride 99", "--stride 99", "1 to 16"),
+    "no calibration": _cut("--criterion taylor --count 1 --calibration-tokens 0", "--calibration-tokens '0'"),
+    "no such data": Bad("prune {run} --data books --criterion cfp --count 1 --out out", ("--data books", "sotu")),
+    "layers of one's own": _cut("--criterion cfp --count 1 --layers model.layers", "--layers", "Leadline decoder"),
+    "out is a file": _cut("--criterion cfp --count 1 --out {text}/0.txt", "--out", "is a file; name a folder"),
+    "out is the model": _cut("--criterion cfp --count 1 --out {run}", "--out", "holds something already"),
+    "out cannot be made": _cut("--criterion cfp --count 1 --out /proc/out", "--out /proc/out cannot", code=1),
+    "no record": _cut("--criterion cfp --count 1", "no gradient.json", "leadline train", setup=remove("run/gradient.json")),
+    "half a record": _gradient('{"sh', "can't read"),
+    "a record of another kind": _gradient("[]", "a list `share`"),
+    "a record without end": _gradient("[" * 100_000, "can't read"),
+    "a share that is no number": _gradient('{"share": [NaN, 1]}', "share holds 'nan'"),
+    "a share in words": _gradient('{"share": ["all", 1]}', "share holds 'all'"),
+    "a share of 400 digits": _gradient(f'{{"share": [{"9" * 400}, 1]}}', "a share is a number"),
+    "another model's record": _cut("--criterion cfp --count 1", "1 numbers for share", "2 blocks", code=1,
+                                   setup=write("run/gradient.json", '{"share": [1]}')),
+    "a description without its run": _cut("--criterion cfp --count 1", "run.json is damaged", code=1,
+                                          setup=write("run/run.json", '{"config": [1]}')),
+    "an earlier cut that can't be read": _cut("--criterion cfp --count 1", "run/prune.json", code=1,
+                                              setup=write("run/prune.json", "[1")),
+    "a size of 30 digits": _cut("--criterion cfp --count 1", "config.json", "is too large", code=1,
+                                setup=replace(f"run/{NEWEST}/config.json", ": 256", f": {10**30}")),
+    "a ratio of none, swept": _cut("--sweep 0.1", "--sweep 0.1 of 2 blocks is none"),
+    "a ratio of all, swept": _cut("--sweep 0.5,1", "--sweep has 1", "between 0 and 1"),
+    "no ratios": _cut('--sweep ""', "--sweep ''", "0.1,0.2"),
+    "a criterion twice": _cut("--sweep 0.5 --criteria cfp,cfp", "--criteria cfp,cfp", "twice"),
+    "a criterion for a sweep": _cut("--sweep 0.5 --criterion cfp", "--criterion", "--sweep"),
+    "criteria for a cut": _cut("--criteria cfp --count 1", "--criteria goes with --sweep"),
+    "a model twice": Bad("prune {run} {run} --data {data} --sweep 0.5 --out out", ("named twice", "seed")),
+    "a task that is not there": _cut("--sweep 0.5 --task task.jsonl", "--task task.jsonl", "JSON lines"),
+}  # fmt: skip
+
+
+def _probe(options: str, *says: str, code: int = 2, setup: Setup | None = None) -> Bad:
+    return Bad(f"probe {{run}} --data {{data}} --tokens 32 --parts similarity --out out {options}", says, code, setup)
+
+
+PROBE = {
+    "no model": Bad("probe --out out", ("name a MODEL",)),
+    "something else": Bad("probe {text} --out out", ("holds no model", "config.json")),
+    "one model of two": Bad("probe {run} nowhere --out out", ("nowhere is no folder",)),
+    "no tokens": _probe("--tokens 0", "--tokens '0'", "1 or more"),
+    "more ablation than text": _probe("--ablation-tokens 64", "--ablation-tokens 64", "up to 32"),
+    "no context": _probe("--context 0", "--context 0", "1 or more"),
+    "a context longer than the model's": _probe("--context 17", "--context 17", "16 tokens"),
+    "no batch": _probe("--batch-size 0", "--batch-size 0", "1 or more"),
+    "an unknown part": _probe("--parts lense", "--parts lense", "Did you mean lens?"),
+    "no parts": _probe('--parts ""', "--parts is empty", "activations"),
+    "a seed below zero": _probe("--seed -1", "--seed -1", "0 or more"),
+    "an unknown device": _probe("--device abacus", "--device abacus", "cpu"),
+    "no such data": _probe("--data books", "--data books", "sotu"),
+    "out is a file": _probe("--out {text}/0.txt", "--out", "is a file; name a folder"),
+    "out is below a file": _probe("--out {text}/0.txt/out", "--out", *BELOW),
+    "out cannot be made": _probe("--out /proc/out", "--out /proc/out cannot be written", code=1),
+    "out is another report": _probe("--out c", "--out c holds a report of something else",
+                                    setup=write("c/results.json", '{"designs": []}')),
+    "out is a page of someone's": _probe("--out c", "--out c holds a report of something else",
+                                         setup=write("c/report.html", "<p>mine</p>")),
+    "half a record": _probe("", "run/gradient.json", code=1, setup=write("run/gradient.json", '{"sh')),
+    "a share that is no number": _probe("", "share holds 'nan'", code=1,
+                                        setup=write("run/gradient.json", '{"share": [NaN, 1]}')),
+    "pickles": Bad("probe hf --out out", ("pickles", "pytorch_model.bin", "safetensors"),
+                   setup=both(write("hf/config.json", '{"model_type": "llama"}'), write("hf/pytorch_model.bin", "x"))),
+    "no weights": Bad("probe hf --out out", ("no weights",), setup=write("hf/config.json", '{"model_type": "llama"}')),
+}  # fmt: skip
+
+TAPERS = {
+    "a share of nothing": Bad('designs "taper(heads=0)"', ("heads=0", "more than 0")),
+    "a share below zero": Bad('designs "taper(heads=-1)"', ("'-1' is no share", "1:2/3:1/3")),
+    "a share over zero": Bad('designs "taper(heads=1/0)"', ("'1/0' is no share",)),
+    "heads on a line": Bad('designs "taper(heads=1~1/2)"', ("in steps", "1:2/3:1/3")),
+    "half a line": Bad('designs "taper(mlp=1~)"', ("'' is no share", "1~1/2")),
+    "half a head": Bad('designs "taper(heads=1:1/2)"', ("layer 13 of 24", "no whole number of heads", "2 and 4")),
+    "two tapers": Bad('designs "cascade-a2 + cascade-f1"', ("both tapers",)),
+    "no heads": Bad("designs cascade-a2 --heads 0", ("--heads 0", "1 to")),
+    "no width": Bad("designs cascade-a2 --dim 0", ("--dim 0", "1 to")),
+    "a width of 18 digits": Bad(f"designs cascade-a2 --dim {10**18}", ("--dim", "1 to 1048576")),
+    "blocks without end": Bad(f"designs cascade-a2 --blocks {10**12}", ("--blocks", "1 to 16384")),
+    "nothing to solve for": Bad("designs --equal prenorm", ("--equal prenorm", "NAME --equal")),
+    "a budget without a reference": Bad("designs cascade-a2 --tokens 1M", ("--tokens belong to --equal",)),
+    "an unknown reference": Bad("designs cascade-a2 --equal prenrom", ("'prenrom' is not known",)),
+    "a budget too small": Bad("designs cascade-a2 --equal prenorm --tokens 1", ("not within 1%", "--tokens")),
+}
+
+
+def _study(options: str, *says: str, code: int = 2, setup: Setup | None = None) -> Bad:
+    small = "--blocks 3 --tokens 64 --context 16 --batch-size 2"
+    return Bad(f"study cascade --data {{data}} {small} --out out {options}", says, code, setup)
+
+
+STUDY = {
+    "no jobs": _study("--jobs 0", "--jobs 0", "1 or more"),
+    "no threads": _study("--threads 0", "--threads 0", "1 or more"),
+    "no seeds": _study("--seeds 0", "--seeds 0", "1 or more"),
+    "an unknown design": _study("--designs cascade-a9", "'cascade-a9' is not known"),
+    "an unknown device": _study("--device abacus", "--device abacus", "cpu"),
+    "no such data": _study("--data books", "no data set at books"),
+    "out is a file": _study("--out {text}/0.txt", "--out", "is a file; name a folder"),
+    "out is something else": _study("--out {text}", "--out", "name a new or empty folder"),
+    "half a plan": _study("--out c --tokens 4096", "c/study.json cannot be read", setup=write("c/study.json", "{")),
+    "another plan": _study("--out c --tokens 4096", "c/study.json is damaged", setup=write("c/study.json", "[]")),
+}
+
+
 def _compare(options: str, *says: str, code: int = 2, setup: Setup | None = None) -> Bad:
     return Bad(f"compare prenorm lns --data {{data}} {TINY} --out out {options}", says, code, setup)
 

@@ -183,8 +183,8 @@ class Gfa:
     """What is trained: a design's name or expression, such as "mgr"."""
 
     arms: str | None = None
-    """Which of vanilla, layerskip, equalised-adamw, vanilla-sgd, equalised-sgd and repeated, separated by commas; all
-    unless given. An arm's control comes with it."""
+    """Which of vanilla, layerskip, equalised-adamw, vanilla-sgd, equalised-sgd, repeated and resnet50, separated by
+    commas; all unless given. An arm's control comes with it. resnet50 needs the extra images."""
 
     data: str = "sotu"
     """sotu, or a folder that `leadline data prepare` made."""

@@ -38,8 +38,8 @@ class States:
         shapes = list(dict.fromkeys(tuple(state.shape) for state in states))
         if len(shapes) > 1:
             raise LeadlineError(
-                f"this model's states have different shapes along depth, {shapes[0]} and {shapes[1]} among them, so they "
-                "can't be compared; ablation, the gradient share, Taylor and magnitude work"
+                f"this model's states have different shapes along depth, {shapes[0]} and {shapes[1]} among them, so "
+                "they can't be compared; ablation, the gradient share, Taylor and magnitude work"
             )
         return states
 
