@@ -187,6 +187,16 @@ def test_bad_places(data: Path, models: Path, tmp_path: Path) -> None:
         run(arguments(data, tmp_path / "file", models / "plain"))
 
 
+def test_an_earlier_probe_is_replaced_and_another_report_never(data: Path, models: Path, tmp_path: Path) -> None:
+    asked = dataclasses.replace(arguments(data, tmp_path / "out", models / "plain"), parts="similarity")
+    assert run(asked) == 0
+    assert run(asked) == 0
+    (tmp_path / "out" / "results.json").write_text('{"designs": []}')
+    with pytest.raises(UsageError, match="holds a report of something else"):
+        run(asked)
+    assert (tmp_path / "out" / "results.json").read_text() == '{"designs": []}'
+
+
 def test_one_of_several_that_fails_leaves_the_others(
     data: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,14 @@ def test_every_criterion(criterion: str, unit: str, trained: Any, tmp_path: Path
     assert json.loads((tmp_path / "out" / "prune.json").read_text()) == record
 
 
+def test_the_record_says_what_was_read_and_not_what_was_asked_for(trained: Any) -> None:
+    subject = open_subject(trained())
+    data = subject.data(str(trained.data))
+    asked = dataclasses.replace(wish("similarity"), calibration_tokens=10**12)
+    read = prune(subject, data, asked, None)["calibration"]["tokens"]
+    assert 0.9 * data.train.tokens < read <= data.train.tokens + READING.batch_size * READING.context
+
+
 def test_a_cut_model_is_cut_again_by_its_record(trained: Any, tmp_path: Path) -> None:
     subject = open_subject(trained())
     data = subject.data(str(trained.data))

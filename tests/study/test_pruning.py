@@ -23,6 +23,12 @@ from leadline.study.pruning import PruningWish, judged, make_plan
         ({"criteria": ("cpf",)}, "cfp"),
         ({"unit": "head"}, "block"),
         ({"design": "prenrom"}, "prenorm"),
+        ({"blocks": 4, "ratios": (0.01,)}, "--sweep 0.01 of 4 blocks is none"),
+        ({"blocks": 4, "protect_first": 4}, "protect all of 4 blocks"),
+        ({"blocks": 4, "ratios": (0.5,), "protect_first": 3}, "leave 1 to choose from"),
+        ({"unit": "sublayer", "criteria": ("angular",)}, "contiguous"),
+        ({"learning_rate": 0.0}, "--lr 0 is out of range"),
+        ({"learning_rate": float("nan")}, "--lr nan is out of range"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_trained(changes: dict, said: str) -> None:
@@ -31,7 +37,7 @@ def test_what_cannot_work_is_said_before_anything_is_trained(changes: dict, said
 
 
 def test_tokens_are_whole_steps() -> None:
-    plan = make_plan(PruningWish(tokens=1500, blocks=4), DataSet.resolve("sotu"))
+    plan = make_plan(PruningWish(tokens=1500, blocks=4, ratios=(0.5,)), DataSet.resolve("sotu"))
     assert plan.tokens == 2048
     assert plan.shape == {"blocks": 4}
 

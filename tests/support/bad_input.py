@@ -477,7 +477,8 @@ PRUNE = {
     "out is a file": _cut("--criterion cfp --count 1 --out {text}/0.txt", "--out", "is a file; name a folder"),
     "out is the model": _cut("--criterion cfp --count 1 --out {run}", "--out", "holds something already"),
     "out cannot be made": _cut("--criterion cfp --count 1 --out /proc/out", "--out /proc/out cannot", code=1),
-    "no record": _cut("--criterion cfp --count 1", "no gradient.json", "leadline train", setup=remove("run/gradient.json")),
+    "no record": _cut("--criterion cfp --count 1", "no gradient.json", "leadline train",
+                      setup=remove("run/gradient.json")),
     "half a record": _gradient('{"sh', "can't read"),
     "a record of another kind": _gradient("[]", "a list `share`"),
     "a record without end": _gradient("[" * 100_000, "can't read"),
@@ -556,7 +557,7 @@ TAPERS = {
 
 
 def _study(options: str, *says: str, code: int = 2, setup: Setup | None = None) -> Bad:
-    small = "--blocks 3 --tokens 64 --context 16 --batch-size 2"
+    small = "--blocks 3 --tokens 4096 --context 16 --batch-size 2"
     return Bad(f"study cascade --data {{data}} {small} --out out {options}", says, code, setup)
 
 
@@ -569,8 +570,8 @@ STUDY = {
     "no such data": _study("--data books", "no data set at books"),
     "out is a file": _study("--out {text}/0.txt", "--out", "is a file; name a folder"),
     "out is something else": _study("--out {text}", "--out", "name a new or empty folder"),
-    "half a plan": _study("--out c --tokens 4096", "c/study.json cannot be read", setup=write("c/study.json", "{")),
-    "another plan": _study("--out c --tokens 4096", "c/study.json is damaged", setup=write("c/study.json", "[]")),
+    "half a plan": _study("--out c", "c/study.json cannot be read", setup=write("c/study.json", "{")),
+    "another plan": _study("--out c", "c/study.json is damaged", setup=write("c/study.json", "[]")),
 }
 
 
@@ -623,6 +624,12 @@ TABLE: dict[str, Bad] = {
         "train": TRAIN,
         "generate": GENERATE,
         "compare": COMPARE,
+        "early exit": GENERATE_EARLY,
+        "fan-in": FAN_IN,
+        "prune": PRUNE,
+        "probe": PROBE,
+        "tapers": TAPERS,
+        "study": STUDY,
     }.items()
     for name, bad in table.items()
 }

@@ -203,6 +203,9 @@ def _operate(
         sync_folder(out.parent)
     except OSError as error:
         raise LeadlineError(f"can't write --out {out}: {error.strerror or error}") from error
+    except LeadlineError as error:
+        # The hidden folder is gone by the time anyone reads this.
+        raise LeadlineError(str(error).replace(str(partial), f"--out {out}")) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

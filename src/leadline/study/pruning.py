@@ -7,6 +7,7 @@ criterion. Source of the claim: CascadeFlow Pruning, arXiv 2606.26538. The proto
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from leadline.errors import LeadlineError, UsageError
 from leadline.ops.choice import Backend
 from leadline.pruning import Amount, Reading, Wish, open_subject
 from leadline.pruning.report import headline, page
+from leadline.pruning.select import number_to_cut
 from leadline.pruning.sweep import SweepWish, sweep
 from leadline.study import results as shared
 from leadline.study.folder import at_work
@@ -106,6 +108,9 @@ def make_plan(wish: PruningWish, data: DataSet) -> PruningPlan:
         raise UsageError(f"--seeds {wish.seeds} is one model; rank stability needs 2 or more")
     if wish.blocks is not None and wish.blocks < 2:
         raise UsageError(f"--blocks {wish.blocks} leaves nothing to choose from; 2 or more work")
+    rate = settings(design, preset).learning_rate if wish.learning_rate is None else wish.learning_rate
+    if not 0 < rate < math.inf:
+        raise UsageError(f"--lr {rate:g} is out of range; it must be a finite number more than 0")
     blocks = preset.blocks if wish.blocks is None else wish.blocks
     shape = {} if blocks == preset.blocks else {"blocks": blocks}
     full = dataclasses.replace(preset.shape, blocks=blocks)
@@ -125,7 +130,7 @@ def make_plan(wish: PruningWish, data: DataSet) -> PruningPlan:
         context=full.context,
         tokens=tokens,
         seeds=seeds,
-        learning_rate=wish.learning_rate or settings(design, preset).learning_rate,
+        learning_rate=rate,
         flops=float(count_flops(design.decoder(full, data.vocab_size)).training_total) * tokens,
         ratios=wish.ratios,
         criteria=wish.criteria,
@@ -138,8 +143,26 @@ def make_plan(wish: PruningWish, data: DataSet) -> PruningPlan:
         backend=wish.backend,
         device=wish.device,
     )
-    asked(plan)  # what is wrong with ratios and criteria is said before anything is trained
+    # What is wrong with ratios and criteria is said before anything is trained.
+    _check_counts(asked(plan), blocks)
     return plan
+
+
+def _check_counts(wish: SweepWish, blocks: int) -> None:
+    """Raises UsageError where a ratio cuts nothing or too much of so many blocks, or angular is to cut sublayers."""
+    amount, kind = wish.base.amount, wish.base.unit
+    each = 1 if kind == "block" else 2
+    free = blocks - amount.protect_first - amount.protect_last
+    if free < 1:
+        raise UsageError(
+            f"--protect-first {amount.protect_first} and --protect-last {amount.protect_last} protect all of {blocks} "
+            f"blocks; together {blocks - 1} is the most"
+        )
+    for ratio in wish.ratios:
+        share = dataclasses.replace(amount, ratio=ratio, count=None)
+        number_to_cut(share, blocks * each, free * each, kind, "--sweep")
+    if kind != "block" and "angular" in (wish.criteria or ()):
+        raise UsageError("--criteria angular: it chooses contiguous blocks; --unit block works")
 
 
 def asked(plan: PruningPlan) -> SweepWish:
