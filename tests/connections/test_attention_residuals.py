@@ -12,13 +12,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stacks import DIM, check_golden, fold, golden_cases, inputs, moved
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from leadline.connections import AttentionResiduals, Depth
 from leadline.errors import UsageError
 from leadline.ops import Backend, use_backend
+from stacks import DIM, check_golden, fold, golden_cases, inputs, moved
 
 CASES = golden_cases("attention_residuals")
 EPS = 1e-6

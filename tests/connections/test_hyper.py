@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from stacks import check_golden, fold, golden_cases, inputs
 from torch import Tensor
 
 from leadline.connections import Connection, HyperConnections, ManifoldHyperConnections
 from leadline.errors import UsageError
 from leadline.ops import Backend
+from stacks import check_golden, fold, golden_cases, inputs
 
 CASES = golden_cases("hyper_connections")
 FAMILY = (

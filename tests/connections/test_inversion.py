@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from inverted import DIM, GATES, SUBLAYERS, Gate, Stack, compare, loss_of, mgr
-from stacks import check_golden, golden_cases
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -23,6 +22,7 @@ from leadline.errors import UsageError
 from leadline.models import Decoder
 from leadline.ops import use_backend
 from leadline.ops.choice import why_not
+from stacks import check_golden, golden_cases
 
 each_gate = pytest.mark.parametrize("gate", GATES)
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stacks import check_golden, close, fold, golden_cases
 from torch import Tensor
 
 from leadline.connections import ManifoldHyperConnections
 from leadline.errors import UsageError
 from leadline.ops import Backend
+from stacks import check_golden, close, fold, golden_cases
 
 CASES = golden_cases("manifold_hyper_connections")
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from stacks import DIM, check_golden, close, fold, golden_cases, inputs, moved
 from torch import Tensor
 
 from leadline.connections import Depth, MultiGate, Site, State
 from leadline.errors import UsageError
 from leadline.ops import Backend, use_backend
+from stacks import DIM, check_golden, close, fold, golden_cases, inputs, moved
 
 CASES = golden_cases("multi_gate")
 BACKENDS: tuple[Backend, ...] = ("reference", "lean")

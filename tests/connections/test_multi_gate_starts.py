@@ -12,13 +12,13 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from stacks import DIM, inputs
 from torch import Tensor
 
 from leadline.connections import MultiGate
 from leadline.connections.multi_gate import paper_gate_bias, prenorm_gate_bias
 from leadline.errors import UsageError
 from leadline.ops import Backend, use_backend
+from stacks import DIM, inputs
 
 TABLES = json.loads((Path(__file__).parents[1] / "golden" / "tables.json").read_text())
 BACKENDS: tuple[Backend, ...] = ("reference", "lean")

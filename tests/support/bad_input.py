@@ -146,7 +146,7 @@ BELOW = ("lies below", "which is a file")
 
 VERBS = {
     "no verb": Bad("", ("usage: leadline VERB",)),
-    "an unknown verb": Bad("comprae", ("unknown verb 'comprae'", "Did you mean compare?")),
+    "an unknown verb": Bad("comprae", ("unknown verb 'comprae'", "Did you mean compare")),
     "an option for a verb": Bad("--fast", ("unknown verb '--fast'", "train")),
     "an unknown option": Bad("compare --fast", ("--fast", BOX)),
     "an unknown option of env": Bad("env --fast", ("--fast", BOX)),
