@@ -165,7 +165,9 @@ def _forward(
         read = rows[0]
     else:
         pools = [(row * pool_query).sum(-1) * (root * dim**-0.5) for row, root in zip(rows, roots, strict=True)]
-        read = _sum([row * weight.unsqueeze(-1) for row, weight in zip(rows, _softmax(pools), strict=True)])
+        weights = _softmax(pools)
+        once(*weights)
+        read = _sum([row * weight.unsqueeze(-1) for row, weight in zip(rows, weights, strict=True)])
     if gate_query is not None and gate_bias is not None:
         zs = [(row * gate_query).sum(-1) * (root * dim**-0.5) for row, root in zip(rows, roots, strict=True)]
         if independent:
