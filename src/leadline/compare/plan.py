@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from leadline.compare.alone import LOCK_FILE
 from leadline.config import to_dict
 from leadline.errors import UsageError, did_you_mean
 from leadline.files import check_folder, write_json
@@ -16,7 +17,6 @@ from leadline.ops.choice import Backend
 
 Precision = Literal["float32", "bfloat16"]
 PLAN_FILE = "compare.json"
-LOCK_FILE = ".lock"
 MOST_SEEDS = 1000
 
 

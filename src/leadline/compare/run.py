@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leadline.compare.alone import alone, termination_interrupts
 from leadline.compare.gather import read_run
 from leadline.compare.jobs import Job, run_jobs
 from leadline.compare.machine import cores
-from leadline.compare.plan import LOCK_FILE, PLAN_FILE, DesignPlan, Plan, check_out, keep_plan
+from leadline.compare.plan import PLAN_FILE, DesignPlan, Plan, check_out, keep_plan
 from leadline.compare.progress import display_for
 from leadline.compare.results import collect, run_folder, write_results
 from leadline.config import to_dict
@@ -58,7 +57,7 @@ def compare(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LeadlineError(f"--out {out} cannot be written: {error.strerror}") from error
-    with _alone(out), _termination_interrupts():
+    with alone(out, "compare"), termination_interrupts():
         keep_plan(plan, out)
         sweeps: list[dict[str, Any]] = []
         rates = {design.name: design.learning_rate for design in plan.designs}
@@ -161,45 +160,3 @@ def _run(jobs: Sequence[Job], slots: int, threads: int) -> None:
         run_jobs(jobs, slots=slots, threads=threads, display=display)
     finally:
         display.close()
-
-
-@contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Holds a lock on the folder: two comparisons in one would write the same runs.
-
-    Raises:
-        LeadlineError: another process holds it.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    try:
-        lock = open(out / LOCK_FILE, "w", encoding="utf-8")  # noqa: SIM115 (closed by the `with` below)
-    except OSError as error:
-        raise LeadlineError(f"--out {out} cannot be written: {error.strerror}") from error
-    with lock as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LeadlineError(f"another leadline compare is at work in --out {out}; wait for it to end") from error
-        yield
-
-
-@contextlib.contextmanager
-def _termination_interrupts() -> Iterator[None]:
-    """Makes SIGTERM what Ctrl-C is, where we are the main thread."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

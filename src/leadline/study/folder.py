@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from leadline.compare.alone import LOCK_FILE, alone, termination_interrupts
 from leadline.config import to_dict
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_folder, write_json
 
 PLAN_FILE = "study.json"
-LOCK_FILE = ".lock"
 
 
 @contextlib.contextmanager
@@ -40,7 +39,7 @@ def at_work(out: Path, kind: str, plan: Any) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LeadlineError(f"--out {out} cannot be written: {error.strerror}") from error
-    with _alone(out), _termination_interrupts():
+    with alone(out, "study"), termination_interrupts():
         check_plan(out, content)
         if not (out / PLAN_FILE).exists():
             write_json(out / PLAN_FILE, content)
@@ -84,41 +83,3 @@ def _flat(content: Any, where: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, place)
         else:
             yield place, value
-
-
-@contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Holds a lock on the folder: two studies in one would write the same runs."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    try:
-        lock = open(out / LOCK_FILE, "w", encoding="utf-8")  # noqa: SIM115 (closed by the `with` below)
-    except OSError as error:
-        raise LeadlineError(f"--out {out} cannot be written: {error.strerror}") from error
-    with lock as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LeadlineError(f"another leadline study is at work in --out {out}; wait for it to end") from error
-        yield
-
-
-@contextlib.contextmanager
-def _termination_interrupts() -> Iterator[None]:
-    """Makes SIGTERM what Ctrl-C is, where we are the main thread."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
