@@ -15,7 +15,7 @@ from probe_report_fixture import results
 
 from leadline.drawing.page import render
 from leadline.study.probe_report import write_report
-from leadline.study.probe_report.findings import headline, sentences, summary
+from leadline.study.probe_report.findings import _grows, headline, sentences, summary
 from leadline.study.probe_report.page import build
 from leadline.study.probe_report.values import ModelValues, ProbeValues, front_half, growth, least_needed
 
@@ -168,6 +168,16 @@ def test_the_headline_says_what_was_measured() -> None:
     assert said(ablation=None, activations=None, similarity=None) == "prenorm along depth"
     several = headline(ProbeValues.read(results()))
     assert several.startswith("SmolLM2 leans on its first half of blocks most, mgr-bhyt least: 97\u00a0% and 76\u00a0%")
+
+
+def test_what_gets_smaller_does_not_grow() -> None:
+    assert _grows(1.9) == "grows 1.9-fold"
+    assert _grows(0.83) == "shrinks to 0.83 of its size"
+
+
+def test_without_a_loss_none_is_told() -> None:
+    bare = summary(ProbeValues.read(one(ablation=None, lens=None)))[0]
+    assert bare == "prenorm: 3 blocks"
 
 
 def test_sentences_name_blocks_for_the_reader_and_for_prune() -> None:

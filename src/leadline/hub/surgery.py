@@ -102,8 +102,8 @@ def blocks_of_units(model: Any, units: Collection[Unit]) -> list[int]:
         if not {"attention", "mlp"} <= names:
             raise UsageError(
                 f"{type(model).__name__} has no block without its {' and '.join(sorted(names))}, so a model without "
-                f"{block}.{sorted(names)[0]} could not be loaded again; --unit block works, and a pass-through "
-                "leaves sublayers out without saving"
+                f"{block}.{sorted(names)[0]} could not be loaded again; --unit block works, and --dry-run "
+                "passes sublayers by without saving"
             )
         blocks.add(block)
     return sorted(blocks)

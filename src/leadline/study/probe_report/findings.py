@@ -32,10 +32,7 @@ def headline(report: ProbeValues) -> str:
     grown = [(times, m) for m in models if (times := growth(m)) is not None]
     if len(grown) > 1:
         most, least = max(grown, key=lambda g: g[0]), min(grown, key=lambda g: g[0])
-        return (
-            f"From block 2 to the end {most[1].name} grows {plain(most[0], 2)}-fold and "
-            f"{least[1].name} {plain(least[0], 2)}-fold"
-        )
+        return f"From block 2 to the end {most[1].name} {_grows(most[0])} and {least[1].name} {_grows(least[0])}"
     return f"Depth of {listed([m.name for m in models])}, side by side"
 
 
@@ -50,7 +47,7 @@ def _alone(model: ModelValues) -> str:
         )
     times = growth(model)
     if times is not None:
-        return f"The stream of {model.name} grows {plain(times, 2)}-fold from block 2 to the end"
+        return f"The stream of {model.name} {_grows(times)} from block 2 to the end"
     if order:
         return f"Block {order[0] + 1} of {model.name} changes the stream least, block {order[-1] + 1} most"
     return f"{model.name} along depth"
@@ -68,8 +65,8 @@ def compared(report: ProbeValues) -> list[str]:
         found.append(f"The first half of the blocks is worth {listed(said)} of what all blocks are worth.")
     grown = [growth(m) for m in models]
     if all(times is not None for times in grown):
-        said = [f"{plain(times, 2)}-fold in {m.name}" for times, m in zip(grown, models, strict=True)]
-        found.append(f"From block 2 to the end, what blocks leave grows {listed(said)}.")
+        said = [f"{_grows(times or 0.0)} in {m.name}" for times, m in zip(grown, models, strict=True)]
+        found.append(f"From block 2 to the end, what blocks leave {listed(said)}.")
     return found
 
 
@@ -107,7 +104,11 @@ def _growth(model: ModelValues) -> str:
     times = growth(model)
     if times is None:
         return ""
-    return f"what blocks leave grows {plain(times, 2)}-fold from block 2 to the end"
+    return f"what blocks leave {_grows(times)} from block 2 to the end"
+
+
+def _grows(times: float) -> str:
+    return f"grows {plain(times, 2)}-fold" if times >= 1 else f"shrinks to {plain(times, 2)} of its size"
 
 
 def _massive(model: ModelValues) -> str:
@@ -146,7 +147,8 @@ def summary(report: ProbeValues) -> list[str]:
         if model.failed:
             lines.append(f"{model.name}: failed: {model.error}")
             continue
-        lines.append(f"{model.name}: {model.blocks} blocks, loss {_loss(model)} nats a token")
+        told = "" if loss(model) is None else f", loss {_loss(model)} nats a token"
+        lines.append(f"{model.name}: {model.blocks} blocks{told}")
         lines += [f"  {sentence}" for sentence in sentences(model)]
     return lines
 
