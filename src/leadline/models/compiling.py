@@ -65,7 +65,7 @@ def compile_blocks(model: Decoder, *, backend: str | Callable[..., Any] = "induc
         kind = kind_of(block)
         if kind not in compiled:
             compiled[kind] = torch.compile(_own_function(), backend=backend, fullgraph=True)
-        block.forward = CompiledForward(block, compiled[kind])  # type: ignore[method-assign]
+        block.forward = CompiledForward(block, compiled[kind])  # type: ignore[method-assign]  # of this block alone
     return len(compiled)
 
 

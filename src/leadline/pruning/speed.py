@@ -156,4 +156,5 @@ def _generate(model: nn.Module, prompt: Tensor, count: int) -> object:
     settings = GenerationConfig(
         do_sample=False, num_beams=1, use_cache=True, max_new_tokens=count, min_new_tokens=count, pad_token_id=0
     )
-    return model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=settings)  # type: ignore[operator]
+    foreign: Any = model
+    return foreign.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=settings)

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from scipy import stats
 
@@ -141,9 +141,9 @@ def _half(error: float, count: int) -> float:
 
 
 def _correlation(
-    measure: Callable[[Sequence[float], Sequence[float]], object], a: Sequence[float], b: Sequence[float]
+    measure: Callable[[Sequence[float], Sequence[float]], Any], a: Sequence[float], b: Sequence[float]
 ) -> float | None:
     if len(a) < 2 or len(set(a)) < 2 or len(set(b)) < 2:
         return None
-    value = float(measure(list(a), list(b)).statistic)  # type: ignore[attr-defined]
+    value = float(measure(list(a), list(b)).statistic)
     return value if math.isfinite(value) else None

@@ -54,7 +54,8 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def whole(tensor: Tensor) -> Tensor:
     """The whole of a sharded tensor, gathered on every rank; any other tensor as it is."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    sharded: Any = tensor
+    return sharded.full_tensor() if is_sharded(tensor) else tensor
 
 
 def _sharded_norms(parameters: Sequence[nn.Parameter]) -> Norms:
@@ -66,11 +67,11 @@ def _sharded_norms(parameters: Sequence[nn.Parameter]) -> Norms:
         placed: Any = parameter
         if is_sharded(parameter):
             groups.setdefault((placed.device_mesh, placed.placements), []).append(row)
-        grad = parameter.grad
+        grad: Any = parameter.grad
         if grad is None:
             continue
         if is_sharded(grad) and getattr(grad, "placements", None) != getattr(placed, "placements", None):
-            grad = grad.redistribute(placements=placed.placements)  # type: ignore[attr-defined]
+            grad = grad.redistribute(placements=placed.placements)
         norm = torch.linalg.vector_norm(_local(grad), dtype=torch.float64)
         table[row, 0], table[row, 1] = norm.square(), 1.0
     for (mesh, placements), rows in groups.items():
@@ -84,4 +85,5 @@ def _sharded_norms(parameters: Sequence[nn.Parameter]) -> Norms:
 
 def _local(tensor: Tensor) -> Tensor:
     """This rank's part."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    sharded: Any = tensor
+    return sharded.to_local() if is_sharded(tensor) else tensor

@@ -102,10 +102,11 @@ def panel(models: Sequence[ModelValues], values: Callable[[ModelValues], Row], t
 
 def by_name(report: ProbeValues, *path: str) -> list[Panel]:
     """A panel for each kind of sublayer, attention and MLP as a rule."""
-    return [
-        panel(report.measured, lambda m, name=name: m.of_sublayer(name, *path), title(name))  # type: ignore[misc]
-        for name in report.sublayers
-    ]
+
+    def one(name: str) -> Panel:
+        return panel(report.measured, lambda m: m.of_sublayer(name, *path), title(name))
+
+    return [one(name) for name in report.sublayers]
 
 
 def title(sublayer: str) -> str:
