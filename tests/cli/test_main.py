@@ -146,6 +146,12 @@ print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
     assert done.stderr == "[]\n"
 
 
+@pytest.mark.parametrize("words", [("--out", ""), ("--out=",), ("--data", "sotu", "--out", "")])
+def test_an_empty_place_is_no_place(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "prenorm", *words]) == 2
+    assert "--out is empty; name a place" in capsys.readouterr().err
+
+
 def test_a_reader_that_left() -> None:
     process = subprocess.Popen([*MAIN, "designs"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None

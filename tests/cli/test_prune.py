@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,8 @@ from leadline.cli.main import main
 from leadline.cli.prune import Arguments, Progress, command_line, numbers
 from leadline.data import prepare
 from leadline.errors import UsageError
+from leadline.pruning import sweep
+from leadline.pruning.text import quality
 from leadline.training import RunConfig, train
 
 SHAPE = {"blocks": 4, "dim": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "hidden": 12}
@@ -91,7 +95,63 @@ def test_a_sweep(runs: list[Path], data: Path, tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().out
     assert "C1: CFP beats similarity, Taylor and magnitude in perplexity and rank stability: " in said
     assert "report: " in said
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.html", "results.json"]
+    files = [".lock", "report.html", "results.json", "sweep.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == files
+
+
+def test_a_sweep_goes_on(
+    runs: list[Path],
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, measured = tmp_path / "out", []
+
+    def interrupted(*given: Any) -> Any:
+        measured.append(1)
+        if len(measured) == 4:
+            raise KeyboardInterrupt
+        return quality(*given)
+
+    asked = words(runs, data, "--sweep", "0.25,0.5", "--criteria", "taylor,angular")
+    monkeypatch.setattr(sweep, "quality", interrupted)
+    assert main([*asked, "--out", str(out)]) == 130
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "sweep.json"]
+    assert main([*asked, "--seed", "1", "--out", str(out)]) == 2
+    assert "holds another sweep, which differs in: options" in capsys.readouterr().err
+    known = json.loads((out / "sweep.json").read_text())["known"]
+    assert main([*asked, "--out", str(out)]) == 0
+    monkeypatch.setattr(sweep, "quality", quality)
+    again = json.loads((out / "sweep.json").read_text())["known"]
+    assert len(known) < len(again)
+    assert {name: again[name] for name in known} == known
+    assert len(measured) == 1 + sum(" without " in name for name in again)
+    assert main([*asked, "--out", str(tmp_path / "whole")]) == 0
+    whole, found = (json.loads((folder / "results.json").read_text()) for folder in (tmp_path / "whole", out))
+    assert {**whole, "command": ""} == {**found, "command": ""}
+
+
+def test_a_sweep_does_not_mix_models(
+    runs: list[Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, copies = tmp_path / "out", [tmp_path / run.name for run in runs]
+    for run, copy in zip(runs, copies, strict=True):
+        shutil.copytree(run, copy)
+    asked = words(copies, data, "--sweep", "0.5", "--criteria", "magnitude", "--out", str(out))
+    assert main(asked) == 0
+    shutil.rmtree(copies[1])
+    shutil.copytree(runs[0], copies[1])
+    capsys.readouterr()
+    assert main(asked) == 2
+    assert "differs in: models" in capsys.readouterr().err
+    (out / "sweep.json").write_text("{}", encoding="utf-8")
+    assert main(asked) == 1
+    assert "is damaged" in capsys.readouterr().err
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").touch()
+    assert main([*asked[:-1], str(tmp_path / "other")]) == 2
+    assert "holds something already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tiny_hub_models import CONFIGS, build
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from leadline.errors import LeadlineError, UsageError
-from leadline.hub.agreement import check_cache, sample_tokens
+from leadline.hub.agreement import check_cache, passing_through, sample_tokens
 from leadline.hub.saving import load_causal_lm, save_checked, save_pruned
 from leadline.hub.surgery import remove_blocks
 
@@ -102,6 +103,44 @@ def test_a_reloaded_model_that_is_the_unpruned_one_is_an_error(
     assert left_behind(tmp_path) == []
 
 
+def test_one_weight_that_comes_back_otherwise_is_an_error(
+    llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In half precision its effect on the logits is far below what rounding may do."""
+    llama.save_pretrained(tmp_path / "whole")
+    model = load_causal_lm(tmp_path / "whole", torch.bfloat16)
+
+    def tampered(folder: str, **options: Any) -> Any:
+        loaded, info = load(folder, **options)
+        with torch.no_grad():
+            loaded.model.layers[2].mlp.up_proj.weight[0, 0] *= 1.01
+        return loaded, info
+
+    load = AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", tampered)
+    with pytest.raises(LeadlineError, match=r"loaded again: model.layers.2.mlp.up_proj.weight has other values"):
+        save_pruned(model, [1], tmp_path / "cut")
+    assert left_behind(tmp_path) == ["whole"]
+
+
+def test_a_model_that_was_cast_is_refused_with_the_reason(llama: Any) -> None:
+    with pytest.raises(LeadlineError, match=r"rotary_emb.inv_freq is bfloat16 here.*load it with dtype=bfloat16"):
+        remove_blocks(copy.deepcopy(llama).to(torch.bfloat16), [1])
+
+
+def test_a_block_that_adds_in_place_can_be_passed_by() -> None:
+    class Adding(nn.Module):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            return hidden_states.add_(1.0)
+
+    blocks = nn.ModuleList([Adding(), Adding()])
+    with passing_through(blocks, [0]):
+        read = torch.zeros(1, 2, 3)
+        assert torch.equal(blocks[1](blocks[0](hidden_states=read)), torch.ones(1, 2, 3))
+        assert torch.equal(blocks[0](torch.zeros(1)), torch.zeros(1))
+    assert torch.equal(blocks[0](torch.zeros(1)), torch.ones(1))
+
+
 @pytest.mark.parametrize("said", [True, False])
 def test_a_tied_head_stays_tied(said: bool, tied: Any, tokens: Tensor, tmp_path: Path) -> None:
     """Public failure: the head is lost on save, or comes back as another tensor. What counts is the model itself."""
@@ -170,7 +209,7 @@ def test_weights_that_come_back_otherwise_are_an_error(
         save_file(weights, path, {"format": "pt"})
 
     monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", spoilt)
-    with pytest.raises(LeadlineError, match="the model loaded again: logits differ"):
+    with pytest.raises(LeadlineError, match=r"the model loaded again: model.norm.weight has other values"):
         save_pruned(llama, [1], tmp_path / "cut")
     assert left_behind(tmp_path) == []
 

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from leadline.cli.main import main
-from leadline.cli.study import Cascade, command_line
+from leadline.cli.study import Cascade
+from leadline.cli.study.saying import command_line
 from leadline.data import DataSet, prepare
 from leadline.errors import UsageError
 from leadline.study import cascade_speed

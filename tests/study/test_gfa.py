@@ -19,7 +19,8 @@ import torch
 from scipy import stats
 
 from leadline.cli.main import main
-from leadline.cli.study import Gfa, command_line
+from leadline.cli.study import Gfa
+from leadline.cli.study.saying import command_line
 from leadline.data import DataSet, prepare
 from leadline.errors import UsageError
 from leadline.files import write_json
@@ -31,8 +32,16 @@ from leadline.study.gfa.experiment import GfaJob
 from leadline.study.gfa.measure import block_delta
 from leadline.study.gfa.page import make_page
 from leadline.study.gfa.registry import ARMS
-from leadline.study.gfa.statistics import coefficients, correlation, late, late_count, over_seeds, paired
-from leadline.study.gfa.verdict import judge, restored, support
+from leadline.study.gfa.statistics import (
+    coefficients,
+    correlation,
+    late,
+    late_count,
+    over_seeds,
+    paired,
+    share_when_present,
+)
+from leadline.study.gfa.verdict import judge, restored, rho_words, support
 from leadline.training import load_model
 
 TEXT = "the depth of a line is what the lead finds when the rope runs out and no more can be let down"
@@ -256,7 +265,7 @@ def test_the_plan_has_what_each_arm_varies(dataset: DataSet) -> None:
         ({"arms": ("vanila",)}, "'vanila' is not known; vanilla, layerskip, .* work. Did you mean vanilla"),
         ({"arms": ()}, "names no arm; vanilla"),
         ({"repeat": "5x2"}, "repeats 5 blocks; this model has 4"),
-        ({"repeat": "2x1"}, "--repeat '2x1' is not understood"),
+        ({"repeat": "2x1"}, "--repeat '2x1' does not work"),
         ({"blocks": 2, "repeat": "1x2"}, "--blocks 2 is too small"),
         ({"layer_dropout": 0.0, "exit_loss": 0.0}, "leaves nothing of layerskip"),
         ({"layer_dropout": 1.0}, "--layer-dropout 1 is out of range"),
@@ -265,6 +274,9 @@ def test_the_plan_has_what_each_arm_varies(dataset: DataSet) -> None:
         ({"seeds": "0"}, "--seeds 0"),
         ({"rates": "repeat=1e-3"}, "--lr names 'repeat'"),
         ({"design": "nothing"}, "nothing"),
+        ({"images": "pictures", "arms": ("vanilla",)}, "--images pictures goes with the arm resnet50"),
+        ({"images": "pictures", "arms": ("resnet50",)}, "--images pictures is no folder; digits, "),
+        ({"repeat": "1x99999999999"}, "--repeat '1x99999999999' does not work; .* 2 to 1,000 times"),
     ],
 )
 def test_wishes_that_cannot_work(dataset: DataSet, options: dict[str, Any], message: str) -> None:
@@ -370,6 +382,14 @@ def test_late_importance() -> None:
     assert paired({0: 1.0}, {1: 1.0}) is None
 
 
+def test_the_share_for_each_step_in_which_a_block_took_part() -> None:
+    assert share_when_present([0.5, 0.3, 0.2], 10, [0, 0, 0]) is None
+    # Norms 5, 3 and 1 a step, the last in half of the steps: sums 50, 30 and 5.
+    found = share_when_present([50 / 85, 30 / 85, 5 / 85], 10, [0, 0, 5])
+    assert found == pytest.approx([5 / 9, 3 / 9, 1 / 9])
+    assert share_when_present([1.0, None], 4, [0, 4]) == [1.0, None]
+
+
 def test_importance_is_restored_or_not_or_undecided() -> None:
     def over(low: float | None, high: float | None, mean: float = 0.0) -> dict[str, Any]:
         return {"mean": mean, "low": low, "high": high}
@@ -455,6 +475,19 @@ def test_g1_that_rests_on_the_first_block_says_so() -> None:
     assert "without it" not in judge([made("vanilla", falling, falling)], 3, 4).judgements[0].evidence
 
 
+def test_g1_also_says_what_blocks_got_while_they_were_there() -> None:
+    arm = made("layerskip", falling, falling)
+    assert "took part" not in judge([arm], 3, 4).judgements[0].evidence
+    noise = np.random.default_rng(3).normal(size=(3, 12)).tolist()
+    arm["correlations"]["share_fan_in_when_present"] = arm["correlations"]["share_fan_in"]
+    arm["correlations"]["share_delta_when_present"] = correlation(noise, rows(3, falling))
+    said = judge([arm], 3, 4).judgements[0]
+    assert said.outcome == "holds"
+    rho = rho_words(arm["correlations"]["share_fan_in"])
+    assert f"For each step in which a block took part, the share's Spearman is {rho} with fan-in" in said.evidence
+    assert "within noise with ablation importance" in said.evidence
+
+
 def test_g2_holds_where_equalising_changes_nothing_and_repeating_does() -> None:
     vanilla = made("vanilla", falling, falling)
     same = held(made("equalised-adamw", flat, lambda s, b: falling(s, b) + wobble(s + 1, b)), vanilla)
@@ -490,6 +523,17 @@ def test_g2_is_open_in_noise_and_with_one_seed() -> None:
     flawed = made("repeated", falling, lambda s, b: falling(s, b) - 9 * (s == 0))
     undefined = judge([vanilla, held(flawed, vanilla)], 3, 4).judgements[1]
     assert "In 1 run leaving blocks out costs nothing on average" in undefined.evidence
+
+
+def test_bits_of_an_image_are_not_bits_of_a_byte(studied: Path) -> None:
+    results = read(studied)
+    before = make_page(results)
+    results["arms"][1]["loss_per"] = "image"
+    page = make_page(results)
+    cells = [row.cells[0] for row in page.table.rows]
+    assert [cell.below.endswith("bits per image") for cell in cells] == [False, True]
+    curves = [next(p for p in one.sections[-1].pictures if p.name == "curves").numbers for one in (before, page)]
+    assert [[name for name, _ in table.rows] for table in curves] == [["vanilla", "repeated"], ["vanilla"]]
 
 
 def test_a_page_without_any_finished_run_is_a_page(studied: Path) -> None:

@@ -49,10 +49,11 @@ from leadline.training.resolve import decide, usable_device
         ({"gradient_from": 0}, "--gradient-from 0 is too small"),
         ({"gradient_from": 5, "gradient_until": 4}, "--gradient-from 5 is after --gradient-until 4"),
         ({"gradient_every": -1}, "--gradient-every -1 .* 0 records nothing"),
-        ({"repeat": "4"}, "--repeat '4' is not understood; 4x2 runs the last 4 blocks twice"),
+        ({"repeat": "4"}, "--repeat '4' does not work; 4x2 runs the last 4 blocks twice"),
         ({"repeat": "0x2"}, "--repeat '0x2'"),
         ({"repeat": "4x1"}, "--repeat '4x1'"),
         ({"compile": True, "layer_dropout": 0.1}, "--layer-dropout .* leave out one of the two"),
+        ({"compile": True, "compile_blocks": True}, "--compile takes the whole model and --compile-blocks each block"),
         ({"compile": True, "exit_loss": 0.1}, "--exit-curriculum rotational .* --exit-curriculum all works"),
     ],
 )

@@ -150,6 +150,43 @@ def test_a_compiled_model_learns_the_same(
     load_model(tmp_path / "compiled")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"record_every": 2, "gradient_every": 2},
+        {"layer_dropout": 0.5, "exit_loss": 1.0},
+        {"recompute": True, "record_every": 2},
+    ],
+)
+def test_compiled_blocks_learn_the_same(
+    config: Any, tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    compiled, counted = torch.compile, []
+
+    def counting(function: Any, *, fullgraph: bool, **other: Any) -> Any:
+        counted.append(function)
+        return compiled(function, fullgraph=fullgraph, backend="aot_eager")
+
+    monkeypatch.setattr(torch, "compile", counting)
+    torch._dynamo.reset()
+    train(config(steps=4, **options), tmp_path / "eager")
+    train(config(steps=4, **options, compile_blocks=True), tmp_path / "compiled")
+    torch._dynamo.reset()
+    assert len(counted) == 1
+    for name in ("steps.jsonl", "evals.jsonl", "depth.jsonl"):
+        eager, other = lines(tmp_path / "eager" / name), lines(tmp_path / "compiled" / name)
+        assert len(eager) == len(other)
+        for one, two in zip(eager, other, strict=True):
+            assert two.keys() == one.keys()
+            if "loss" in one:
+                assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
+def test_blocks_that_invert_are_not_compiled_alone(config: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--compile-blocks does not work with memory="):
+        train(config("mgr(memory=invert)", compile_blocks=True), tmp_path / "run")
+
+
 def test_evaluation_is_the_mean_over_the_held_out_part(config: Any, data: Path, tmp_path: Path) -> None:
     summary = train(config(), tmp_path)
     model, _ = load_model(tmp_path)

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import sys
 import warnings
@@ -27,6 +28,8 @@ VERBS = {
     "data": "prepare text for training",
     "env": "what is installed here, for bug reports",
 }
+PLACES = ("--out", "--json")
+"""Options that name where something is written. Empty, as from a variable that isn't set, they would be `.`."""
 INTERRUPTED = 130
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
 """How PyTorch says so."""
@@ -71,6 +74,9 @@ def _run(arguments: list[str]) -> int:
         return 0
     if verb not in VERBS:
         raise UsageError(f"unknown verb {verb!r}; known: {', '.join(VERBS)}.{did_you_mean(verb, VERBS)}")
+    for option, value in itertools.pairwise([*rest, "-"]):
+        if (option in PLACES and not value) or option in (f"{place}=" for place in PLACES):
+            raise UsageError(f"{option.rstrip('=')} is empty; name a place, such as . for the current folder")
     import tyro
 
     module = importlib.import_module(f"leadline.cli.{verb}")

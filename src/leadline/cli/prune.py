@@ -6,14 +6,16 @@ import dataclasses
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 if TYPE_CHECKING:
+    from leadline.data import DataSet
     from leadline.pruning import Healing, Subject, Timing, Wish
+    from leadline.pruning.sweep import SweepWish
 
 SECONDS = 2.0
 """Between two lines of progress."""
@@ -88,7 +90,8 @@ class Arguments:
     """Score, choose and measure with the cut passed by; write nothing."""
 
     sweep: str | None = None
-    """Ratios at which to compare all criteria, instead of a cut: 0.1,0.2,0.3,0.5. Writes results.json, report.html."""
+    """Ratios at which to compare all criteria, instead of a cut: 0.1,0.2,0.3,0.5. Writes results.json, report.html.
+    Interrupted, the same command goes on."""
 
     criteria: str | None = None
     """With --sweep: which criteria; all that fit unless given."""
@@ -117,6 +120,7 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Prunes, or sweeps; returns 0."""
+    from leadline.compare.alone import termination_interrupts
     from leadline.errors import UsageError
     from leadline.training.resolve import usable_device
 
@@ -127,7 +131,8 @@ def run(arguments: Arguments) -> int:
     if arguments.out is not None and arguments.dry_run:
         raise UsageError("--dry-run writes nothing, so --out has no place beside it; give one of them")
     usable_device(arguments.device)
-    return _sweep(arguments) if arguments.sweep is not None else _prune(arguments)
+    with termination_interrupts():
+        return _sweep(arguments) if arguments.sweep is not None else _prune(arguments)
 
 
 def _prune(arguments: Arguments) -> int:
@@ -163,13 +168,14 @@ def _prune(arguments: Arguments) -> int:
 
 
 def _sweep(arguments: Arguments) -> int:
+    from leadline.compare.alone import LOCK_FILE
     from leadline.compare.plan import parse_seeds
     from leadline.errors import UsageError
     from leadline.files import write_json
     from leadline.pruning import open_subject
-    from leadline.pruning.cutting import check_new
-    from leadline.pruning.report import headline, write_sweep
-    from leadline.pruning.sweep import SweepWish, sweep
+    from leadline.pruning.report import headline
+    from leadline.pruning.sweep import SweepWish
+    from leadline.pruning.sweep_memory import check_sweep_folder
     from leadline.pruning.tasks import read_task
 
     for option in ("criterion", "ratio", "count", "blocks", "heal_tokens", "heal_lr"):
@@ -180,7 +186,7 @@ def _sweep(arguments: Arguments) -> int:
     if len(set(arguments.model)) < len(arguments.model):
         raise UsageError("a model is named twice; the models of a sweep differ by seed")
     if arguments.out is not None:
-        check_new(arguments.out)
+        check_sweep_folder(arguments.out, (LOCK_FILE,))
     task = None if arguments.task is None else read_task(arguments.task)
     ratios = numbers(arguments.sweep or "", "--sweep", float)
     seeds = parse_seeds(arguments.seeds)
@@ -190,9 +196,7 @@ def _sweep(arguments: Arguments) -> int:
         data = subject.data(arguments.data)
     asked = dataclasses.replace(arguments, criterion="random", count=0)
     wish = SweepWish(ratios=ratios, base=wish_of(asked, subjects[0]), criteria=criteria, seeds=seeds, task=task)
-    results = sweep(subjects, data, wish, Progress())
-    if arguments.out is not None:
-        write_sweep(results, arguments.out, command_line(arguments))
+    results = _swept(subjects, data, wish, arguments)
     if arguments.json is not None:
         write_json(arguments.json, results)
     said = results["verdict"]
@@ -203,6 +207,30 @@ def _sweep(arguments: Arguments) -> int:
     if arguments.out is not None:
         print(f"\nreport: {arguments.out / 'report.html'}")
     return 0
+
+
+def _swept(subjects: Sequence[Subject], data: DataSet, wish: SweepWish, arguments: Arguments) -> dict[str, Any]:
+    """Sweeps; into a folder where one is named, going on with what is in it."""
+    from leadline.compare.alone import alone
+    from leadline.errors import LeadlineError
+    from leadline.pruning.report import write_sweep
+    from leadline.pruning.sweep import asked_of, sweep
+    from leadline.pruning.sweep_memory import MEMORY_FILE, SweepMemory, check_same_sweep
+
+    out = arguments.out
+    if out is None:
+        return sweep(subjects, data, wish, Progress())
+    asked = asked_of(subjects, data, wish)
+    check_same_sweep(out, asked)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LeadlineError(f"--out {out} cannot be written: {error.strerror}") from error
+    with alone(out, "prune"):
+        check_same_sweep(out, asked)
+        results = sweep(subjects, data, wish, Progress(), SweepMemory(out / MEMORY_FILE, asked))
+        write_sweep(results, out, command_line(arguments))
+    return results
 
 
 def amount_of(arguments: Arguments) -> Any:

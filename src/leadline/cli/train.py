@@ -96,7 +96,10 @@ class Arguments:
     """Of the operators along depth. On a CPU auto is lean; compiled is faster and takes half a minute to start."""
 
     compile: bool = False
-    """Run the model through torch.compile."""
+    """Run the model through torch.compile, as a whole."""
+
+    compile_blocks: bool = False
+    """Compile block by block, once for each kind of block: it starts sooner where many blocks are alike."""
 
     loss_chunk: int | None = None
     """Tokens whose logits exist at once; less memory with a large vocabulary. Large batches are cut anyway."""

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +29,37 @@ MEASURE_BATCH_TOKENS = 2048
 
 def main(arguments: Sequence[str]) -> int:
     """Trains and measures; 0 done, 1 failed, 130 interrupted."""
-    folder = Path(arguments[0])
+    return work(Path(arguments[0]), _train_and_measure)
+
+
+def work(folder: Path, body: Callable[[Path, dict[str, Any]], None]) -> int:
+    """Does one job, given the folder and the content of its `job.json`; 0 done, 1 failed, 130 interrupted.
+
+    What fails is told to the process that watches this one, so that one failed run does not stop the others.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_stop_when_input_closes, daemon=True).start()
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     try:
-        if not (folder / "summary.json").is_file():
-            train_run(folder, job["config"])
-        if job["measure"] is not None:
-            say("measuring")
-            write_json(folder / "probes.json", measure_run(folder, job["config"], job["measure"]))
+        body(folder, job)
     except KeyboardInterrupt:
         return INTERRUPTED
     except LeadlineError as error:
         say("error", message=str(error))
         return 1
     except Exception as error:
-        # One failed run must not stop the comparison; the traceback goes to the log.
+        # The traceback goes to the log.
         say("error", message=f"{type(error).__name__}: {error}")
         raise
     return 0
+
+
+def _train_and_measure(folder: Path, job: dict[str, Any]) -> None:
+    if not (folder / "summary.json").is_file():
+        train_run(folder, job["config"])
+    if job["measure"] is not None:
+        say("measuring")
+        write_json(folder / "probes.json", measure_run(folder, job["config"], job["measure"]))
 
 
 def train_run(folder: Path, config: dict[str, Any]) -> None:

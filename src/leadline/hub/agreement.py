@@ -15,6 +15,8 @@ _SAME = {torch.float64: 1e-10, torch.float32: 1e-5}
 # Models compute softmax and rotary angles in float32, whatever their dtype.
 _CACHED = {torch.float64: 1e-4, torch.float32: 1e-3}
 _SAME_HALF, _CACHED_HALF = 2e-2, 1e-1
+"""Of the largest logit. On a CPU the same sums give the same bits; a GPU may choose other kernels for other shapes.
+Half precision is wide for that reason; that weights come back bit for bit is compared beside it."""
 TOKENS = 40
 STEPS = 6
 
@@ -31,12 +33,18 @@ def sample_tokens(model: Any, *, seed: int = 0) -> Tensor:
 @contextlib.contextmanager
 def passing_through(blocks: nn.ModuleList, removed: Collection[int]) -> Iterator[None]:
     """Blocks give on what they read, until the context ends: the reference for removing them, without a cache."""
+    read: dict[nn.Module, Tensor] = {}
 
-    def given_on(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        read = args[0] if args else kwargs["hidden_states"]
-        return (read, *output[1:]) if isinstance(output, tuple) else read
+    def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+        # A copy, as a block may add to its input in place.
+        read[module] = (args[0] if args else kwargs["hidden_states"]).clone()
 
-    hooks = [blocks[block].register_forward_hook(given_on, with_kwargs=True) for block in removed]
+    def give_on(module: nn.Module, args: Any, output: Any) -> Any:
+        kept = read.pop(module)
+        return (kept, *output[1:]) if isinstance(output, tuple) else kept
+
+    hooks = [blocks[block].register_forward_pre_hook(keep, with_kwargs=True) for block in removed]
+    hooks += [blocks[block].register_forward_hook(give_on) for block in removed]
     try:
         yield
     finally:
@@ -61,7 +69,21 @@ def check_same_logits(expected: Tensor, got: Tensor, what: str) -> float:
     Raises:
         LeadlineError: it is above 1e-10 (float64), 1e-5 (float32) or 2e-2 (narrower) of the largest logit.
     """
-    return _check(expected, got, _SAME.get(expected.dtype, _SAME_HALF), what)
+    return check_logits(expected, got, _SAME.get(expected.dtype, _SAME_HALF), what)
+
+
+def check_same_weights(expected: nn.Module, got: nn.Module, what: str) -> None:
+    """Makes sure that every parameter and every saved buffer has the same values, bit for bit.
+
+    Raises:
+        LeadlineError: one is missing, left over or different; names it.
+    """
+    one, other = expected.state_dict(), got.state_dict()
+    for name in sorted(one.keys() | other.keys()):
+        if name not in one or name not in other:
+            raise LeadlineError(f"{what}: {name} is {'left over' if name in other else 'missing'}")
+        if not torch.equal(one[name].cpu(), other[name].cpu().to(one[name].dtype)):
+            raise LeadlineError(f"{what}: {name} has other values than were saved")
 
 
 def check_cache(model: Any, tokens: Tensor, steps: int = STEPS) -> int:
@@ -99,11 +121,16 @@ def check_cache(model: Any, tokens: Tensor, steps: int = STEPS) -> int:
     for step, cached in enumerate(generated.logits):
         prefix = generated.sequences[:, : prompt.shape[1] + step]
         fresh = logits_of(model, prefix)[:, -1]
-        _check(fresh, cached.to(fresh), tolerance, f"step {step + 1} of generation with the cache")
+        check_logits(fresh, cached.to(fresh), tolerance, f"step {step + 1} of generation with the cache")
     return len(generated.logits)
 
 
-def _check(expected: Tensor, got: Tensor, tolerance: float, what: str) -> float:
+def check_logits(expected: Tensor, got: Tensor, tolerance: float, what: str) -> float:
+    """The largest difference, absolute.
+
+    Raises:
+        LeadlineError: it is above `tolerance` of the largest logit, or the shapes differ.
+    """
     if expected.shape != got.shape:
         raise LeadlineError(f"{what}: logits are {list(got.shape)} instead of {list(expected.shape)}")
     difference = float((expected.double() - got.double()).abs().max())

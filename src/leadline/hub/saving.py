@@ -21,7 +21,14 @@ from torch import Tensor
 
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_folder, sync_folder, write_json
-from leadline.hub.agreement import check_cache, check_same_logits, logits_of, passing_through, sample_tokens
+from leadline.hub.agreement import (
+    check_cache,
+    check_same_logits,
+    check_same_weights,
+    logits_of,
+    passing_through,
+    sample_tokens,
+)
 from leadline.hub.config_lists import value_at
 from leadline.hub.surgery import Place, check_same_block, find_blocks, operate
 
@@ -177,6 +184,7 @@ def _save_and_load(
             write_json(partial / "pruning.json", record)
         loaded = load_causal_lm(partial, model.dtype, like=model).to(model.device).eval()
         _check_shape(model, loaded, changed)
+        check_same_weights(model, loaded, "the model loaded again")
         difference = check_same_logits(expected, logits_of(loaded, tokens), "the model loaded again")
         steps = check_cache(loaded, tokens)
         _put_in_place(partial, folder)

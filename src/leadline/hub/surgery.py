@@ -81,6 +81,7 @@ def operate(model: Any, blocks: Collection[int], *, layers: str | None = None) -
         )
     for position, block in enumerate(kept):
         check_same_block(stack[block], new_stack[position], Place(block, position, len(stack), kept))
+    _refuse_narrowed(model, new)
     move_tensors(model, new, name, kept)
     new.generation_config = copy.deepcopy(model.generation_config)
     new.train(model.training)
@@ -157,6 +158,21 @@ def _refuse_unknown(model: Any) -> None:
         )
     if len(set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))) > 1:
         raise LeadlineError("the model is spread over devices; load it without device_map to remove blocks")
+
+
+def _refuse_narrowed(model: Any, new: Any) -> None:
+    """Buffers that are not saved, such as rotary frequencies, come back as the class makes them."""
+    made = dict(new.named_buffers())
+    for name, buffer in model.named_buffers():
+        other = made.get(name)
+        if other is None or not (buffer.is_floating_point() and other.is_floating_point()):
+            continue
+        if torch.finfo(buffer.dtype).bits < torch.finfo(other.dtype).bits:
+            was, is_ = (str(tensor.dtype).removeprefix("torch.") for tensor in (buffer, other))
+            raise LeadlineError(
+                f"{name} is {was} here, and {type(model).__name__} makes it {is_}, so a model loaded again would "
+                f"compute otherwise; load it with dtype={was} instead of casting it with .to()"
+            )
 
 
 def _build(model: Any, config: Any, what: str) -> Any:

@@ -7,6 +7,7 @@ Residuals and Attention Residuals have about as many kinds as blocks for that re
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
 from collections.abc import Callable, Iterator
@@ -67,6 +68,18 @@ def compile_blocks(model: Decoder, *, backend: str | Callable[..., Any] = "induc
             compiled[kind] = torch.compile(_own_function(), backend=backend, fullgraph=True)
         block.forward = CompiledForward(block, compiled[kind])  # type: ignore[method-assign]  # of this block alone
     return len(compiled)
+
+
+@contextlib.contextmanager
+def eager_blocks(model: Decoder) -> Iterator[None]:
+    """Blocks that `compile_blocks` compiled run as they were written until the context ends, so that hooks inside of
+    them see what they do."""
+    compiled = {block: vars(block).pop("forward") for block in model.blocks if "forward" in vars(block)}
+    try:
+        yield
+    finally:
+        for block, forward in compiled.items():
+            vars(block)["forward"] = forward
 
 
 def kind_of(block: Block) -> str:

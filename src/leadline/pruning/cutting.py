@@ -16,8 +16,8 @@ from leadline import __version__
 from leadline.data import Batch, DataSet
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_folder, check_writable, sync_folder, write_json
+from leadline.hub.agreement import check_same_logits
 from leadline.hub.text import Text
-from leadline.pruning.agreement import check_same
 from leadline.pruning.candidates import Candidates, candidates
 from leadline.pruning.criteria import READS_TEXT, Evidence, Ranking, check_criterion, rank
 from leadline.pruning.gradient import kept_gradient
@@ -181,7 +181,7 @@ def _operate(
     say("cutting")
     smaller = subject.cut(choice.units)
     with torch.no_grad():
-        surgery = check_same(expected, smaller.logits(tokens), "the cut model against passing by")
+        surgery = check_same_logits(expected, smaller.logits(tokens), "the cut model against passing by")
     parameters = sum(parameter.numel() for parameter in smaller.model.parameters())
     if choice.units and parameters >= subject.parameters:
         raise LeadlineError(f"the cut model has {parameters:,} parameters and the whole one {subject.parameters:,}")

@@ -13,20 +13,21 @@ from typing import Any
 
 import torch
 
-from leadline import __version__
 from leadline.data import DataSet
 from leadline.errors import LeadlineError, UsageError
 from leadline.hub.text import Text
 from leadline.pruning.candidates import candidates
 from leadline.pruning.claim import verdict
-from leadline.pruning.criteria import CRITERIA, READS_TEXT, Ranking, check_criterion, rank
+from leadline.pruning.criteria import CRITERIA, READS_TEXT, Evidence, Ranking, check_criterion, rank
 from leadline.pruning.cutting import Wish, evidence_for
 from leadline.pruning.select import free_units, number_to_cut
 from leadline.pruning.stability import stability
 from leadline.pruning.subject import Subject
+from leadline.pruning.sweep_memory import SweepMemory, hash_of_file, hash_of_weights, versions
 from leadline.pruning.tasks import Task, accuracy_on
 from leadline.pruning.text import quality
 from leadline.stacks import Unit
+from leadline.training.gradient_file import GRADIENT
 
 Say = Callable[[str], None]
 
@@ -65,8 +66,39 @@ class SweepWish:
             raise UsageError(f"--criteria {','.join(self.criteria or ())} names a criterion twice")
 
 
-def sweep(subjects: Sequence[Subject], data: DataSet, wish: SweepWish, say: Say = lambda text: None) -> dict[str, Any]:
+def asked_of(subjects: Sequence[Subject], data: DataSet, wish: SweepWish) -> dict[str, Any]:
+    """All that decides a sweep's numbers, as data that JSON can hold: two sweeps that ask the same find the same."""
+    task = None if wish.task is None else dataclasses.asdict(wish.task)
+    return {
+        **versions(),
+        "models": [
+            {
+                "model": str(subject.path),
+                "weights": hash_of_weights(subject.stack.model),
+                "gradient": hash_of_file(subject.path / GRADIENT) if subject.has_gradient else None,
+            }
+            for subject in subjects
+        ],
+        "data": data.hash,
+        "ratios": list(wish.ratios),
+        "criteria": None if wish.criteria is None else list(wish.criteria),
+        "seeds": list(wish.seeds),
+        "task": task,
+        "options": dataclasses.asdict(wish.base),
+    }
+
+
+def sweep(
+    subjects: Sequence[Subject],
+    data: DataSet,
+    wish: SweepWish,
+    say: Say = lambda text: None,
+    memory: SweepMemory | None = None,
+) -> dict[str, Any]:
     """Measures every criterion at every ratio for every seed.
+
+    Args:
+        memory: what an interrupted sweep of the same measured before, and where this one keeps what it measures.
 
     Returns:
         What `results.json` holds: `criteria` with `scores` by seed, `points` by ratio (`cut`, `quality` by seed) and
@@ -98,26 +130,22 @@ def sweep(subjects: Sequence[Subject], data: DataSet, wish: SweepWish, say: Say 
     runs = [(s, i) for i, s in enumerate(subjects)] if len(subjects) > 1 else [(subjects[0], s) for s in wish.seeds]
     names, left_out = _fitting(subjects, wish, found.repeats)
     text = subjects[0].heldout(data, wish.base.reading)
-    whole = []
-    for subject in subjects:
-        say(f"{subject.path.name}: perplexity of the whole model")
-        whole.append(_measure(subject, text, wish.task))
+    memory = SweepMemory() if memory is None else memory
+    measuring = _Measuring(subjects, text, wish, memory, say)
+    whole = [measuring.cut(subject, (), "perplexity of the whole model") for subject in subjects]
     measured: dict[str, Any] = {}
-    known: dict[tuple[int, tuple[Unit, ...]], dict[str, Any]] = {}
     read = 0
     for name in names:
         rankings = []
         for subject, seed in runs:
-            say(f"{name}: scores of {subject.path.name}, seed {seed}")
             # Models are compared on the same calibration text.
             own = dataclasses.replace(wish.base, seed=wish.base.seed if len(subjects) > 1 else seed)
             evidence = dataclasses.replace(evidence_for(subject, data, own, name, say), seed=seed)
             read = max(read, evidence.tokens)
-            rankings.append(rank(name, kind, evidence, counts))
-        measured[name] = _points(name, rankings, runs, free, counts, text, wish, known, say)
+            rankings.append(measuring.ranking(name, kind, evidence, counts, subject))
+        measured[name] = _points(name, rankings, runs, free, counts, wish, measuring)
     results = {
-        "leadline": __version__,
-        "torch": torch.__version__,
+        **versions(),
         "models": [subject.origin for subject in subjects],
         "seeds_are": "models" if len(subjects) > 1 else "calibration texts",
         "seeds": [seed for _, seed in runs],
@@ -144,23 +172,17 @@ def _points(
     runs: Sequence[tuple[Subject, int]],
     free: Sequence[Unit],
     counts: Sequence[int],
-    text: Text,
     wish: SweepWish,
-    known: dict[tuple[int, tuple[Unit, ...]], dict[str, Any]],
-    say: Say,
+    measuring: _Measuring,
 ) -> dict[str, Any]:
-    """One criterion at every ratio. The same cut of the same model is measured once."""
+    """One criterion at every ratio."""
     points: list[dict[str, Any]] = []
     for ratio, count in zip(wish.ratios, counts, strict=True):
         cuts = [ranking.choose(count, free) for ranking in rankings]
-        qualities = []
-        for (subject, seed), ranking, cut in zip(runs, rankings, cuts, strict=True):
-            say(f"{name}: {count} cut from {subject.path.name}, seed {seed}")
-            key = (id(subject), tuple(cut))
-            if key not in known:
-                with subject.stack.skipping(ranking.candidates.expand(cut)):
-                    known[key] = _measure(subject, text, wish.task)
-            qualities.append(known[key])
+        qualities = [
+            measuring.cut(subject, ranking.candidates.expand(cut), f"{name}, {count} cut, seed {seed}")
+            for (subject, seed), ranking, cut in zip(runs, rankings, cuts, strict=True)
+        ]
         points.append(
             {"ratio": ratio, "count": count, "cut": [[str(u) for u in cut] for cut in cuts], "quality": qualities}
         )
@@ -174,9 +196,44 @@ def _points(
     }
 
 
-def _measure(subject: Subject, text: Text, task: Task | None) -> dict[str, Any]:
-    found = dataclasses.asdict(quality(subject.stack, text))
-    return {**found, "task": None if task is None else accuracy_on(subject.stack, subject.opened, task)}
+class _Measuring:
+    """Rankings and losses, each of which is worked out once: the same cut of the same model too."""
+
+    def __init__(self, subjects: Sequence[Subject], text: Text, wish: SweepWish, memory: SweepMemory, say: Say) -> None:
+        self.numbers = {id(subject): number for number, subject in enumerate(subjects)}
+        self.text, self.task, self.memory, self.say = text, wish.task, memory, say
+
+    def cut(self, subject: Subject, units: Sequence[Unit], doing: str) -> dict[str, Any]:
+        """How good a model is with some units passed by."""
+
+        def measure() -> dict[str, Any]:
+            self.say(f"{subject.path.name}: {doing}")
+            with subject.stack.skipping(units):
+                found = dataclasses.asdict(quality(subject.stack, self.text))
+                found["task"] = None if self.task is None else accuracy_on(subject.stack, subject.opened, self.task)
+            return found
+
+        without = " ".join(map(str, units)) or "nothing"
+        return self.memory.recall(f"model {self.numbers[id(subject)]} without {without}", measure)
+
+    def ranking(self, name: str, kind: str, evidence: Evidence, counts: Sequence[int], subject: Subject) -> Ranking:
+        """What a criterion says of a model's candidates."""
+
+        def measure() -> dict[str, Any]:
+            self.say(f"{subject.path.name}: scores by {name}, seed {evidence.seed}")
+            found = rank(name, kind, evidence, counts)
+            windows = None if found.windows is None else {str(n): list(row) for n, row in found.windows.items()}
+            return {"scores": list(found.scores), "windows": windows}
+
+        model = self.numbers[id(subject)]
+        kept = self.memory.recall(f"model {model} scores by {name}, seed {evidence.seed}", measure)
+        windows = kept["windows"]
+        return Ranking(
+            criterion=name,
+            candidates=candidates(evidence.stack, kind),
+            scores=tuple(kept["scores"]),
+            windows=None if windows is None else {int(n): row for n, row in windows.items()},
+        )
 
 
 def _fitting(subjects: Sequence[Subject], wish: SweepWish, repeats: bool) -> tuple[list[str], dict[str, str]]:

@@ -19,7 +19,7 @@ from leadline.study.cascade_report import make_page
 from leadline.study.cascade_speed import SpeedOptions, measure_speed, speed_of
 from leadline.study.cascade_verdict import judge
 from leadline.study.folder import at_work
-from leadline.study.runs import Arm, against, difference_as_data, gather, read_runs, run_folder, train_all
+from leadline.study.runs import Arm, against, difference_as_data, gather, read_runs, run_config, run_folder, train_all
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
@@ -102,10 +102,7 @@ def collect(
 
 
 def _runs(plan: CascadePlan, arm: ArmPlan) -> Arm:
-    from leadline.training import RunConfig
-
-    every = max(1, arm.tokens // plan.batch_tokens // plan.evaluations)
-    config = RunConfig(
+    config = run_config(
         design=arm.name,
         preset=plan.preset,
         shape=arm.shape,
@@ -114,10 +111,8 @@ def _runs(plan: CascadePlan, arm: ArmPlan) -> Arm:
         batch_size=plan.batch_size,
         context=plan.context,
         learning_rate=arm.learning_rate,
-        evaluate_every=every,
+        evaluations=plan.evaluations,
         evaluate_tokens=plan.evaluate_tokens,
-        checkpoint_every=every,
-        keep=1,
         precision=plan.precision,
         backend=plan.backend,
         device=plan.device,

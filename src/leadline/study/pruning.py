@@ -21,14 +21,17 @@ from leadline.ops.choice import Backend
 from leadline.pruning import Amount, Reading, Wish, open_subject
 from leadline.pruning.report import headline, page
 from leadline.pruning.select import number_to_cut
-from leadline.pruning.sweep import SweepWish, sweep
+from leadline.pruning.sweep import SweepWish, asked_of, sweep
+from leadline.pruning.sweep_memory import MEMORY_FILE, SweepMemory
 from leadline.study import results as shared
 from leadline.study.folder import at_work
-from leadline.study.runs import Arm, gather, run_folder, train_all
+from leadline.study.runs import Arm, gather, run_config, run_folder, train_all
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
 
+EVALUATIONS = 4
+"""In a run."""
 OUTCOMES: dict[str, shared.Outcome] = {"holds": "holds", "does not hold": "does not hold"}
 """What a sweep's verdict means for the claim; every other word leaves it open."""
 
@@ -197,7 +200,7 @@ def run_study(
     Raises:
         UsageError: the folder holds something else.
         LeadlineError: the folder cannot be written, or fewer than two models were trained.
-        KeyboardInterrupt: interrupted; what was trained has been saved, and the same call goes on.
+        KeyboardInterrupt: interrupted; what was trained and measured has been saved, and the same call goes on.
     """
     with at_work(out, "pruning", plan):
         arm = _arm(plan)
@@ -208,7 +211,8 @@ def run_study(
             reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
             raise LeadlineError(f"rank stability needs 2 trained models, and there are {len(trained)} ({reasons})")
         subjects = [open_subject(folder, plan.device) for folder in trained]
-        found = sweep(subjects, data, asked(plan), say)
+        wish = asked(plan)
+        found = sweep(subjects, data, wish, say, SweepMemory(out / MEMORY_FILE, asked_of(subjects, data, wish)))
         results = collect(plan, arm, out, data, found, errors, command)
         shown = dataclasses.replace(page(found, command), facts=shared.facts(results), install=INSTALL)
         shared.write(results, shown, out)
@@ -248,10 +252,7 @@ def judged(said: Mapping[str, Any]) -> shared.Judgement:
 
 
 def _arm(plan: PruningPlan) -> Arm:
-    from leadline.training import RunConfig
-
-    every = max(1, plan.tokens // (plan.batch_size * plan.context) // 4)
-    config = RunConfig(
+    config = run_config(
         design=plan.design,
         preset=plan.preset,
         shape=plan.shape,
@@ -260,10 +261,8 @@ def _arm(plan: PruningPlan) -> Arm:
         batch_size=plan.batch_size,
         context=plan.context,
         learning_rate=plan.learning_rate,
-        evaluate_every=every,
+        evaluations=EVALUATIONS,
         evaluate_tokens=plan.evaluate_tokens,
-        checkpoint_every=every,
-        keep=1,
         precision=plan.precision,
         backend=plan.backend,
         device=plan.device,

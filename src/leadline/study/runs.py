@@ -44,6 +44,26 @@ class Arm:
     flops: float
 
 
+def run_config(*, tokens: int, batch_size: int, context: int, evaluations: int, **options: Any) -> RunConfig:
+    """A run that is evaluated, and saved, so many times on its way, and keeps its newest checkpoint.
+
+    Args:
+        options: the rest of `leadline.training.RunConfig`.
+    """
+    from leadline.training import RunConfig
+
+    every = max(1, tokens // (batch_size * context) // evaluations)
+    return RunConfig(
+        tokens=tokens,
+        batch_size=batch_size,
+        context=context,
+        evaluate_every=every,
+        checkpoint_every=every,
+        keep=1,
+        **options,
+    )
+
+
 def run_folder(out: Path, arm: Arm, seed: int) -> Path:
     """Where a run lies."""
     return out / "runs" / f"{arm.slug}-seed{seed}"

@@ -13,6 +13,7 @@ from leadline.ops.choice import BACKENDS, Backend
 
 MOST = 10**18
 LARGEST = 1 << 24
+MOST_REPEATS = 1000
 AT_LEAST_ONE = (
     "tokens",
     "batch_size",
@@ -64,7 +65,8 @@ class RunConfig:
         precision: "float32", or "bfloat16" for autocast; parameters stay float32.
         backend: of the operators along depth, see `leadline.ops.choice`. "compiled" is faster and takes half a minute
             to compile; another backend gives numbers that differ in rounding.
-        compile: run the model through `torch.compile`.
+        compile: run the model through `torch.compile`, as a whole.
+        compile_blocks: run it compiled block by block, once for each kind of block: `leadline.models.compiling`.
         loss_chunk: tokens whose logits exist at once; all of a pass unless its logits would pass `LOGITS` numbers.
         recompute: recompute each block in the backward pass.
         evaluate_every: steps between evaluations; there is one at the end anyway.
@@ -111,6 +113,7 @@ class RunConfig:
     precision: Literal["float32", "bfloat16"] = "float32"
     backend: Backend = "auto"
     compile: bool = False
+    compile_blocks: bool = False
     loss_chunk: int | None = None
     recompute: bool = False
     evaluate_every: int | None = None
@@ -190,15 +193,19 @@ class RunConfig:
             )
         if self.repeat is not None:
             parse_repeat(self.repeat)
+        if self.compile and self.compile_blocks:
+            raise UsageError(
+                "--compile takes the whole model and --compile-blocks each block; leave out one of the two"
+            )
         if self.compile and self.layer_dropout > 0:
             raise UsageError(
                 "--layer-dropout runs other blocks in each step, and --compile would compile each choice of them anew; "
-                "leave out one of the two (--backend compiled works with it)"
+                "leave out one of the two (--compile-blocks works with it)"
             )
         if self.compile and self.exit_loss > 0 and self.exit_curriculum != "all":
             raise UsageError(
                 f"--exit-curriculum {self.exit_curriculum} takes other exits in each step, and --compile would compile "
-                "each choice of them anew; --exit-curriculum all works with it"
+                "each choice of them anew; --exit-curriculum all works with it, and --compile-blocks with any"
             )
 
 
@@ -218,9 +225,11 @@ def parse_repeat(text: str) -> tuple[int, int]:
     Raises:
         UsageError: it is written otherwise, or repeats nothing.
     """
-    found = re.fullmatch(r"\s*(\d{1,9})\s*[x*]\s*(\d{1,9})\s*", text)
-    if found is None or int(found[1]) < 1 or int(found[2]) < 2:
+    found = re.fullmatch(r"\s*(\d{1,20})\s*[x*]\s*(\d{1,20})\s*", text)
+    last, times = (int(found[1]), int(found[2])) if found else (0, 0)
+    if last < 1 or not 2 <= times <= MOST_REPEATS:
         raise UsageError(
-            f"--repeat {text!r} is not understood; 4x2 runs the last 4 blocks twice (1 block or more, twice or more)"
+            f"--repeat {text!r} does not work; 4x2 runs the last 4 blocks twice (1 block or more, 2 to "
+            f"{MOST_REPEATS:,} times)"
         )
-    return int(found[1]), int(found[2])
+    return last, times

@@ -17,6 +17,7 @@ from leadline.designs import count_flops, count_parameters
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import write_json
 from leadline.models import Decoder
+from leadline.models.compiling import eager_blocks
 from leadline.ops import use_backend
 from leadline.ops.choice import why_not
 from leadline.probes import DepthRecord
@@ -269,14 +270,16 @@ class Trainer:
             "device": self.device,
             "precision": run.config.precision,
         }
-        result = evaluate(self.model, run.data.heldout, **how)
+        with eager_blocks(self.model):  # other sizes than a step's
+            result = evaluate(self.model, run.data.heldout, **how)
         if not math.isfinite(result.loss):
             raise LeadlineError(
                 f"the held-out loss after step {self.step} is not finite; another run with a lower --lr may do better"
             )
         told: dict[str, Any] = {"step": self.step, "tokens": self.step * run.batch_tokens, **result._asdict()}
         if run.layerskip:
-            told["exit_losses"] = evaluate_exits(self.model, run.data.heldout, **how)
+            with eager_blocks(self.model):
+                told["exit_losses"] = evaluate_exits(self.model, run.data.heldout, **how)
         self.evals_file.add(told)
         if self.events is not None:
             self.events.add({"step": self.step, "heldout_loss": result.loss, "bits_per_byte": result.bits_per_byte})

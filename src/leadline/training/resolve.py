@@ -136,6 +136,11 @@ def decide(config: RunConfig) -> Run:
         rate_source=source,
     )
     check_layerskip(run.layerskip, model)
+    if full.compile_blocks and getattr(model.connection, "memory", "store") == "invert":
+        raise UsageError(
+            '--compile-blocks does not work with memory="invert", whose backward pass is no part of a block; --compile '
+            "works with it"
+        )
     return run
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from leadline.data import Batch
 from leadline.models import Decoder
+from leadline.models.compiling import compile_blocks, eager_blocks
 from leadline.ops import chunked_cross_entropy
 from leadline.probes import DepthRecord, record
 from leadline.training.evaluation import autocast, chunk_for, loss_of
@@ -33,7 +34,7 @@ class Passes:
     """The forward and backward passes of a run's steps.
 
     Attributes:
-        forward, hidden, exits: the model's, compiled where the run asks for it.
+        forward, hidden, exits: the model's, compiled where the run asks for it. Compiled blocks are in the model.
         loss_chunk: tokens whose logits exist at once; None is all of a pass.
     """
 
@@ -42,6 +43,8 @@ class Passes:
         self.model, self.run, self.device = model, run, device
         self.layerskip: LayerSkip = run.layerskip
         compiled = config.compile
+        if config.compile_blocks:
+            compile_blocks(model)
         self.forward = torch.compile(model) if compiled else model
         self.hidden = torch.compile(model.hidden) if compiled else model.hidden
         self.exits = torch.compile(model.exits) if compiled else model.exits
@@ -70,14 +73,16 @@ class Passes:
                 depth = self._record_whole(tokens)
             elif wanted:
                 recording = record(self.model, inspect=True)
-            with recording as seen, autocast(self.device, self.run.config.precision):
-                losses = self._losses(tokens, targets, step, compiled=not wanted)
-            depth = seen if seen is not None else depth
-            with self._apart(diversity) if parts > 1 else contextlib.nullcontext():
-                ((losses.final + losses.exits if self.layerskip.exits else losses.final) / parts).backward()
+            with eager_blocks(self.model) if wanted else contextlib.nullcontext():
+                with recording as seen, autocast(self.device, self.run.config.precision):
+                    losses = self._losses(tokens, targets, step, compiled=not wanted)
+                depth = seen if seen is not None else depth
+                with self._apart(diversity) if parts > 1 else contextlib.nullcontext():
+                    ((losses.final + losses.exits if self.layerskip.exits else losses.final) / parts).backward()
             total = Losses(*(a + b.detach().float() / parts for a, b in zip(total, losses, strict=True)))
         if diversity is not None and parts == 1:
-            self._sub_batches(batch, step, diversity)
+            with eager_blocks(self.model):
+                self._sub_batches(batch, step, diversity)
         return total, depth
 
     def _pieces(self, batch: Batch, parts: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -114,7 +119,8 @@ class Passes:
     @torch.no_grad()
     def _record_whole(self, tokens: Tensor) -> DepthRecord:
         """A record of the whole model, whatever this step drops and wherever it exits: one more forward pass."""
-        with record(self.model, inspect=True) as depth, autocast(self.device, self.run.config.precision):
+        recording = record(self.model, inspect=True)
+        with eager_blocks(self.model), recording as depth, autocast(self.device, self.run.config.precision):
             self.model.hidden(tokens)
         return depth
 

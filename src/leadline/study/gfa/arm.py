@@ -63,12 +63,14 @@ class ArmKind(ABC):
         summary: what is done, in a sentence's words.
         role: what it is for.
         control: the arm that it is held against, if any.
+        loss_per: what its loss in bits is of: a byte of text, or an image.
     """
 
     name: str
     summary: str
     role: Role
     control: str = ""
+    loss_per: Literal["byte", "image"] = "byte"
 
     @abstractmethod
     def plan(self, wish: GfaWish, data: DataSet, learning_rate: float | None) -> ArmPlan:

@@ -5,7 +5,7 @@ design, preset, blocks, seeds    what was trained
 repeated, last_blocks            "4x2", and how many blocks that repeats
 ablation_tokens                  held-out tokens for ΔM
 arms                             one each, in order:
-    name, summary, role, control
+    name, summary, role, control, loss_per      the last is "byte", or "image" where bits_per_byte is bits per image
     status, error                "ok", "partial" or "failed", and the first error
     blocks, late_blocks          how many, and how many of them are late (the last third)
     tokens, learning_rate, parameters, flops_per_token
@@ -14,14 +14,16 @@ arms                             one each, in order:
     runs                         one a seed; null where it failed:
         seed, folder, loss (of the text that ΔM is on)
         share, share_per_parameter, sublayer_share      ḡ, also for norms over √parameters; raw gradients
+        share_when_present       ḡ for each step in which a block took part; null where all did in all steps
         equalised_share          ḡ of the gradients after equalising; null elsewhere
         steps_without_gradient   by block
         effective_rank, cosine   by block, mean over the run's records; null without
         fan_in, order, exit_weights
         delta, place_delta       nats, low, high (see `leadline.study.gfa.measure`)
     correlations                 share_delta, share_fan_in, and both with `_rest`, without the first block, and
-                                 `_per_parameter`, of the √parameters form; each has pearson, spearman, kendall
-                                 (value, low, high, reason, runs) and `over`. Null where no run finished
+                                 `_per_parameter`, of the √parameters form, and `_when_present` where blocks were
+                                 dropped; each has pearson, spearman, kendall (value, low, high, reason, runs) and
+                                 `over`. Null where no run finished
     first_share                  the first block's share, mean over seeds
     late                         third, rest (without the first block), last (the last blocks alone), single (one
                                  place at a time): mean, low, high, by_seed; null where no run finished
@@ -53,7 +55,7 @@ from leadline.study.gfa.measure import MEASURE_FILE
 from leadline.study.gfa.page import make_page
 from leadline.study.gfa.plan import GfaPlan
 from leadline.study.gfa.registry import ARMS
-from leadline.study.gfa.statistics import correlation, late, late_count, over_seeds, paired
+from leadline.study.gfa.statistics import correlation, late, late_count, over_seeds, paired, share_when_present
 from leadline.study.gfa.verdict import judge, parts
 
 if TYPE_CHECKING:
@@ -169,6 +171,7 @@ def _arm(plan: GfaPlan, arm: ArmPlan, out: Path) -> dict[str, Any]:
         "summary": kind.summary,
         "role": kind.role,
         "control": arm.control,
+        "loss_per": kind.loss_per,
         **{key: value for key, value in measured(results).items() if key != "depth"},
         "blocks": arm.blocks,
         "late_blocks": late_count(arm.blocks),
@@ -206,6 +209,9 @@ def _run(result: RunResult, seed: int, out: Path) -> dict[str, Any] | None:
         "share": gradient["share"],
         "share_per_parameter": gradient["share_per_parameter"],
         "sublayer_share": gradient["sublayer_share"],
+        "share_when_present": share_when_present(
+            gradient["share"], gradient["steps"], gradient["steps_without_gradient"]["block"]
+        ),
         "equalised_share": (gradient.get("equalised") or {}).get("share"),
         "steps_without_gradient": gradient["steps_without_gradient"]["block"],
         "effective_rank": mean_of([detail["effective_rank"] for detail in details]),
@@ -222,6 +228,9 @@ def _correlations(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         found[f"share_{name}"] = correlation(share, values)
         found[f"share_{name}_rest"] = correlation(share, values, drop_first=True)
         found[f"share_{name}_per_parameter"] = correlation([run["share_per_parameter"] for run in runs], values)
+        present = [run["share_when_present"] or run["share"] for run in runs]
+        if present != share:
+            found[f"share_{name}_when_present"] = correlation(present, values)
     return found
 
 

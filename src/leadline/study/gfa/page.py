@@ -19,6 +19,8 @@ PAIRS = {
     "share_fan_in_rest": "ḡ and φ, without the first block",
     "share_delta": "ḡ and ΔM",
     "share_delta_rest": "ḡ and ΔM, without the first block",
+    "share_fan_in_when_present": "ḡ for each step in which a block took part, and φ",
+    "share_delta_when_present": "ḡ for each step in which a block took part, and ΔM",
 }
 
 
@@ -88,7 +90,7 @@ def _table(arms: Sequence[Arm], entries: Sequence[Entry], results: Mapping[str, 
 
 
 def _row(arm: Arm, entry: Entry, seeds: int) -> TableRow:
-    bits, share, speed = arm["bits_per_byte"], arm["first_share"], arm["tokens_per_second"]
+    share, speed = arm["first_share"], arm["tokens_per_second"]
     done = sum(run is not None for run in arm["runs"])
     late = (arm["late"] or {}).get("third")
     against = (arm["against"] or {}).get("late")
@@ -98,7 +100,7 @@ def _row(arm: Arm, entry: Entry, seeds: int) -> TableRow:
         remark="" if done == seeds else f"{done} of {seeds} seeds",
         failed=done == 0,
         cells=[
-            Cell(text=fixed(bits["mean"]), below=interval(bits["mean"], bits["low"], bits["high"])) if bits else "–",
+            _loss(arm),
             *(_correlation(arm, f"share_{part}", DECIDES, strong=True) for part in PARTS),
             "–" if share is None else fixed(100 * share, 0),
             Cell(text=fixed(late["mean"], 2), below=interval(late["mean"], late["low"], late["high"], 2))
@@ -108,6 +110,16 @@ def _row(arm: Arm, entry: Entry, seeds: int) -> TableRow:
             f"{speed:,.0f}" if speed else "–",
         ],
     )
+
+
+def _loss(arm: Arm) -> Cell | str:
+    bits = arm["bits_per_byte"]
+    if not bits:
+        return "–"
+    below = interval(bits["mean"], bits["low"], bits["high"])
+    if arm["loss_per"] != "byte":
+        below = f"{below} bits per {arm['loss_per']}".strip()
+    return Cell(text=fixed(bits["mean"]), below=below)
 
 
 def _difference(arm: Arm, against: Mapping[str, Any] | None) -> Cell | str:
@@ -148,6 +160,7 @@ def _all_correlations(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
             for arm, entry in zip(arms, entries, strict=True)
             if arm["correlations"]
             for index, (pair, words) in enumerate(PAIRS.items())
+            if pair in arm["correlations"]
         ],
         notes="Kendall's is τ-b. Mean over seeds and 95 % bootstrap interval.",
     )

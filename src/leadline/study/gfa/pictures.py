@@ -305,7 +305,7 @@ def _curves(arms: Shown) -> Picture | None:
     lines = []
     for entry, arm in arms:
         curve = arm["curve"]
-        if curve and curve["tokens"]:
+        if curve and curve["tokens"] and arm["loss_per"] == "byte":
             points = list(zip(curve["tokens"], curve["bits_per_byte"], strict=True))
             lines.append(Series(index=entry.index, name=entry.name, key=entry.short, points=points))
     if not lines:
@@ -323,7 +323,8 @@ def _curves(arms: Shown) -> Picture | None:
     return Picture(
         name="curves",
         heading="Loss over training",
-        reading="Each line is one arm's loss on text it never trained on, mean over seeds; lower is better.",
+        reading="Each line is one arm's loss on text it never trained on, mean over seeds; lower is better. Arms that "
+        "learn images are not here: their loss is in other units.",
         body=picture.draw(),
         numbers=Numbers(
             head="arm",
@@ -331,7 +332,7 @@ def _curves(arms: Shown) -> Picture | None:
             rows=[
                 (arm["name"], [f"{arm['tokens']:,}", significant(arm["bits_per_byte"]["mean"], 4)])
                 for _, arm in arms
-                if arm["bits_per_byte"]
+                if arm["bits_per_byte"] and arm["loss_per"] == "byte"
             ],
         ),
     )

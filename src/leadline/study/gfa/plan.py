@@ -27,6 +27,7 @@ class GfaWish:
 
     Attributes:
         arms: their names; all without. Controls are added where an arm needs one.
+        images: what the arm resnet50 learns, as `leadline.data.image_sources.resolve_images` takes them.
         blocks: the preset's unless given.
         tokens: of every run; 300 steps at `tiny`, the preset's elsewhere, unless given.
         steps: instead of tokens.
@@ -39,6 +40,7 @@ class GfaWish:
 
     design: str = "prenorm"
     arms: tuple[str, ...] | None = None
+    images: str = "digits"
     data: str = "sotu"
     preset: str = "tiny"
     blocks: int | None = None
@@ -99,6 +101,8 @@ def make_plan(wish: GfaWish, data: DataSet) -> GfaPlan:
     from leadline.training.config import parse_repeat
 
     kinds = chosen(wish.arms)
+    if wish.images != GfaWish.images and all(kind.loss_per == "byte" for kind in kinds):
+        raise UsageError(f"--images {wish.images} goes with the arm resnet50, which is not among --arms")
     wish = _filled(wish)
     rates = parse_rates(wish.rates, [kind.name for kind in kinds])
     last, _ = parse_repeat(wish.repeat)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from leadline.config import from_dict, to_dict
 from leadline.study.gfa.arm import ArmKind, ArmPlan, Role
@@ -26,7 +26,6 @@ class ResNetArm(ArmKind):
     """A ResNet on images.
 
     Attributes:
-        images: as `leadline.data.image_sources.resolve_images` takes them.
         size: of the images, where that leaves a choice.
         width: of the first stage; ResNet-50's own is 64.
     """
@@ -35,7 +34,7 @@ class ResNetArm(ArmKind):
     summary: str = "ResNet-50's sixteen bottleneck blocks on real images, SGD"
     role: Role = "plain"
     control: str = ""
-    images: str = "digits"
+    loss_per: Literal["byte", "image"] = "image"
     size: int | None = None
     width: int = 16
 
@@ -45,7 +44,7 @@ class ResNetArm(ArmKind):
 
         steps = _steps(wish)
         config = ImageRunConfig(
-            images=self.images,
+            images=wish.images,
             size=self.size,
             width=self.width,
             steps=steps,

@@ -70,6 +70,29 @@ def late(delta: Row, count: int, *, drop_first: bool = False) -> float | None:
     return float(np.mean(known[-count:])) / mean if mean > 0 else None
 
 
+def share_when_present(share: Row, steps: int, absent: Sequence[int]) -> list[float | None] | None:
+    """ḡ of every block for each step in which it took part, as shares of their sum.
+
+    Training that drops blocks gives these less gradient by dropping them alone. This takes that out.
+
+    Args:
+        share: ḡ by block.
+        steps: that counted.
+        absent: by block, the steps in which it had no gradient.
+
+    Returns:
+        None where every block had a gradient in every step, so that it is ḡ itself.
+    """
+    if not any(absent):
+        return None
+    each = [
+        None if value is None or missed >= steps else value / (steps - missed)
+        for value, missed in zip(share, absent, strict=True)
+    ]
+    total = sum(value for value in each if value is not None)
+    return [None if value is None else value / total if total > 0 else 0.0 for value in each]
+
+
 def late_count(blocks: int) -> int:
     """How many blocks are late."""
     return max(1, blocks // THIRD)

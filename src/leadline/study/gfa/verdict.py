@@ -23,6 +23,7 @@ Return = Literal["restored", "not restored", "undecided"]
 
 DECIDES = "spearman"
 PARTS = {"fan_in": "follows fan-in", "delta": "goes with ablation importance"}
+PART_OF = {"fan_in": "fan-in", "delta": "ablation importance"}
 WHAT = {
     "equalise": "equalising gradient norms does not restore late-layer importance",
     "repeat": "repeating the last blocks restores late-layer importance",
@@ -104,6 +105,8 @@ def _gradient(arm: Arm) -> Judgement:
         return Judgement(claim=claim, paper="", outcome="open", evidence=f"No run finished: {arm['error']}.")
     found = parts(arm)
     words = [f"It {PARTS[part]}: {verdict} ({_part_words(arm, part)})." for part, verdict in found.items()]
+    if "share_delta_when_present" in arm["correlations"]:
+        words.append(_when_present_words(arm))
     if arm["correlations"]["share_delta"]["over"] == "blocks":
         words.append("One seed shows no interval over seeds, so nothing is decided.")
     return Judgement(claim=claim, paper="", outcome=together(found), evidence=" ".join([*words, _first_block(arm)]))
@@ -112,6 +115,12 @@ def _gradient(arm: Arm) -> Judgement:
 def _part_words(arm: Arm, part: str) -> str:
     whole, rest = arm["correlations"][f"share_{part}"], arm["correlations"][f"share_{part}_rest"]
     return f"Spearman {rho_words(whole)}; without the first block {rho_words(rest)}"
+
+
+def _when_present_words(arm: Arm) -> str:
+    """The same halves where a dropped block's absence does not count against it."""
+    said = [f"{rho_words(arm['correlations'][f'share_{part}_when_present'])} with {PART_OF[part]}" for part in PARTS]
+    return f"For each step in which a block took part, the share's Spearman is {said[0]}, and {said[1]}."
 
 
 def rho_words(found: Mapping[str, Any], kind: str = DECIDES) -> str:

@@ -12,7 +12,7 @@ from leadline.drawing.scatter import Cloud, scatter, together
 from leadline.drawing.words import fixed, plain
 from leadline.probes.correlation import correlate
 from leadline.study.probe_report.sizes import by_name, panel, title
-from leadline.study.probe_report.values import ModelValues, ProbeValues
+from leadline.study.probe_report.values import ModelValues, ProbeValues, percent
 
 
 def importance(report: ProbeValues) -> list[Picture]:
@@ -41,7 +41,7 @@ def gradients(report: ProbeValues) -> list[Picture]:
     models = report.measured
     found = [
         _shares(
-            [panel(models, lambda m: _percent(m.values("gradients", "blocks", "share")))],
+            [panel(models, lambda m: percent(m.values("gradients", "blocks", "share")))],
             name="gradient-share",
             heading="Gradient share",
             label="Share of the gradient's norm that each block gets on this text, in percent",
@@ -49,7 +49,7 @@ def gradients(report: ProbeValues) -> list[Picture]:
             "the early blocks get most of it.",
         ),
         _shares(
-            [panel(models, lambda m: _percent(m.training_share))],
+            [panel(models, lambda m: percent(m.training_share))],
             name="training-share",
             heading="Gradient share over training",
             label="Share of the gradient's norm that each block got over training, in percent",
@@ -159,7 +159,7 @@ def _against(models: Sequence[ModelValues]) -> Picture | None:
         rises = model.values("ablation", "blocks", "nats")
         if len(shares) != len(rises):
             continue
-        pairs = zip(_percent(shares), rises, strict=True)
+        pairs = zip(percent(shares), rises, strict=True)
         points = [(x, y, str(i + 1)) for i, (x, y) in enumerate(pairs) if x is not None and y is not None]
         if points:
             found = correlate(shares, rises)["spearman"]
@@ -180,7 +180,3 @@ def _against(models: Sequence[ModelValues]) -> Picture | None:
         floor=min(0.001, max(highest, 1e-6) / 100),
         y_shown=lambda v: fixed(v, 4),
     )
-
-
-def _percent(values: Row) -> Row:
-    return [None if value is None else 100 * value for value in values]

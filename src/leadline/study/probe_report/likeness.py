@@ -6,9 +6,9 @@ from leadline.drawing import inside
 from leadline.drawing.lines import Panel
 from leadline.drawing.matrices import triangles
 from leadline.drawing.over_blocks import over_blocks, series
-from leadline.drawing.pictures import Picture, Row
+from leadline.drawing.pictures import Picture
 from leadline.study.probe_report.sizes import panel
-from leadline.study.probe_report.values import ModelValues, ProbeValues
+from leadline.study.probe_report.values import ModelValues, ProbeValues, percent
 
 
 def likeness(report: ProbeValues) -> list[Picture]:
@@ -86,7 +86,7 @@ def lens(report: ProbeValues) -> list[Picture]:
             zero=True,
         ),
         over_blocks(
-            [panel(models, lambda m: _percent(m.values("lens", "agreement")))],
+            [panel(models, lambda m: percent(m.values("lens", "agreement")))],
             name="lens-agreement",
             heading="Agreement with the final answer",
             label="Tokens whose likeliest successor is already the final one, in percent",
@@ -118,7 +118,3 @@ def _states(models: list[ModelValues], name: str, title: str) -> Panel:
             series(m.entry, [(float(i), value) for i, value in enumerate(m.values("similarity", name))]) for m in models
         ],
     )
-
-
-def _percent(values: Row) -> Row:
-    return [None if value is None else 100 * value for value in values]

@@ -171,3 +171,8 @@ def least_needed(model: ModelValues) -> list[int]:
         values = model.values("similarity", "block_influence")
     present = [(value, block) for block, value in enumerate(values) if value is not None]
     return [block for _, block in sorted(present)]
+
+
+def percent(values: Row) -> Row:
+    """Shares as percentages."""
+    return [None if value is None else 100 * value for value in values]
