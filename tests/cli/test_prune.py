@@ -142,6 +142,7 @@ def test_a_sweep_does_not_mix_models(
     assert main(asked) == 0
     shutil.rmtree(copies[1])
     shutil.copytree(runs[0], copies[1])
+    shutil.copyfile(runs[1] / "gradient.json", copies[1] / "gradient.json")  # only the weights are others
     capsys.readouterr()
     assert main(asked) == 2
     assert "differs in: models" in capsys.readouterr().err

@@ -532,8 +532,9 @@ def test_bits_of_an_image_are_not_bits_of_a_byte(studied: Path) -> None:
     page = make_page(results)
     cells = [row.cells[0] for row in page.table.rows]
     assert [cell.below.endswith("bits per image") for cell in cells] == [False, True]
-    curves = [next(p for p in one.sections[-1].pictures if p.name == "curves").numbers for one in (before, page)]
-    assert [[name for name, _ in table.rows] for table in curves] == [["vanilla", "repeated"], ["vanilla"]]
+    curves = [next(p for p in one.sections[-1].pictures if p.name == "curves") for one in (before, page)]
+    assert [[name for name, _ in one.numbers.rows] for one in curves] == [["vanilla", "repeated"], ["vanilla"]]
+    assert ["repeated:" in str(one.body) for one in curves] == [True, False]
 
 
 def test_a_page_without_any_finished_run_is_a_page(studied: Path) -> None:
