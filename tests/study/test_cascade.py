@@ -21,6 +21,7 @@ from leadline.cli.study.saying import command_line
 from leadline.data import DataSet, prepare
 from leadline.errors import UsageError
 from leadline.study import cascade_speed
+from leadline.study.cascade import equally_wide
 from leadline.study.cascade_plan import CascadeWish, make_plan
 from leadline.study.cascade_speed import SpeedOptions, measure_speed, speed_of
 
@@ -135,6 +136,8 @@ def test_the_plan_solves_for_what_is_asked(dataset: DataSet) -> None:
     assert {arm.learning_rate for arm in other.arms} == {3e-3}
     default = make_plan(CascadeWish(), dataset)
     assert len(default.arms) == 8
+    assert equally_wide(default.arms, "prenorm") == ["cascade-a2", "cascade-reverse", "cascade-middle"]
+    assert equally_wide(other.arms, "mgr-competitive") == []
     assert default.baseline.shape == {"dim": 96, "blocks": 15, "heads": 6, "kv_heads": 6, "head_dim": 16, "hidden": 256}
 
 

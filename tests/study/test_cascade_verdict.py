@@ -34,6 +34,7 @@ def arm(name: str, bits: float | None, **changes: Any) -> dict[str, Any]:
         "curve": None if bits is None else {"tokens": [500, 1000], "bits_per_byte": [bits + 1, bits]},
         "tokens_per_second": 1000.0,
         "difference": None,
+        "placement": None,
         "generation": None,
         **changes,
     }
@@ -155,3 +156,22 @@ def test_the_page_of_every_outcome_renders() -> None:
         page = render(make_page(content))
         assert judged.headline in page.replace("&#39;", "'")
         assert "does not hold" in page or "holds" in page or "open" in page
+
+
+@pytest.mark.parametrize(
+    ("mean", "beyond", "said"),
+    [
+        (0.03, False, "+0.030 bits per byte (+0.020 to +0.040), within noise."),
+        (0.03, True, "+0.030 bits per byte (+0.020 to +0.040), worse beyond noise."),
+        (-0.03, True, "−0.030 bits per byte (−0.040 to −0.020), better beyond noise."),
+        (0.03, None, "+0.030 bits per byte on one seed."),
+    ],
+)
+def test_the_same_width_elsewhere_is_held_against_the_claimed_taper(
+    mean: float, beyond: bool | None, said: str
+) -> None:
+    other = taper(-0.01, True, name="cascade-reverse")
+    other["placement"] = {"mean": mean, "low": mean - 0.01, "high": mean + 0.01, "beyond_noise": beyond}
+    sentences = judge(results(taper(-0.04, True), other)).sentences
+    assert f"cascade-reverse minus cascade-a2, which costs the same: {said}" in sentences
+    assert sum("minus" in sentence for sentence in sentences) == 1

@@ -17,7 +17,7 @@ from leadline.study import results as shared
 from leadline.study.cascade_plan import ArmPlan, CascadePlan
 from leadline.study.cascade_report import make_page
 from leadline.study.cascade_speed import SpeedOptions, measure_speed, speed_of
-from leadline.study.cascade_verdict import judge
+from leadline.study.cascade_verdict import CLAIMED, judge
 from leadline.study.folder import at_work
 from leadline.study.runs import Arm, against, difference_as_data, gather, read_runs, run_config, run_folder, train_all
 
@@ -69,6 +69,8 @@ def collect(
     baseline = plan.baseline.name
     runs = read_runs(arms, plan.seeds, out)
     measured, apart = gather(arms, plan.seeds, out), against(baseline, runs, plan.seeds)
+    alike = equally_wide(plan.arms, baseline)
+    placed = against(CLAIMED, {name: runs[name] for name in alike}, plan.seeds) if CLAIMED in alike else {}
     shape = dataclasses.replace(preset_named(plan.preset).shape, **_changes(plan.baseline.shape, plan.context))
     found = {
         **shared.opening("cascade", command, data),
@@ -89,6 +91,7 @@ def collect(
                 "notes": resolve(arm.name).notes(_shape(plan, arm)),
                 **{key: value for key, value in measured[arm.name].items() if key != "depth"},
                 "difference": difference_as_data(apart.get(arm.name)),
+                "placement": difference_as_data(placed.get(arm.name)),
                 "generation": speed_of(speeds, arm.name, baseline),
             }
             for arm in plan.arms
@@ -99,6 +102,12 @@ def collect(
     found["judgements"] = shared.judgements_as_data(list(judged.judgements))
     plain: dict[str, Any] = finite(found)
     return plain
+
+
+def equally_wide(arms: Sequence[ArmPlan], baseline: str) -> list[str]:
+    """The tapers that cost what the claimed one costs a token, itself too: the same width in other places."""
+    costs = {arm.name: (arm.forward_flops, arm.parameters, arm.tokens) for arm in arms if arm.name != baseline}
+    return [name for name, cost in costs.items() if cost == costs.get(CLAIMED)]
 
 
 def _runs(plan: CascadePlan, arm: ArmPlan) -> Arm:

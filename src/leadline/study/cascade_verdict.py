@@ -40,7 +40,7 @@ def judge(results: Mapping[str, Any]) -> Judged:
     sentences = [_sentence(arm, baseline) for arm in others]
     return Judged(
         headline=_headline(baseline, others, judgements),
-        sentences=(*sentences, *_limits(results)),
+        sentences=(*sentences, *map(_place_sentence, (arm for arm in others if arm["placement"])), *_limits(results)),
         judgements=judgements,
     )
 
@@ -137,6 +137,18 @@ def _sentence(arm: Arm, baseline: Arm) -> str:
         words.append(_speed_words("throughput", speed["throughput_ratio"]))
     share = arm["forward_flops"] / baseline["forward_flops"] - 1
     return f"{arm['name']} ({_percent(share)} FLOPs a token): " + "; ".join(words) + "."
+
+
+def _place_sentence(arm: Arm) -> str:
+    """The same width in other places, against the claimed taper: whether the late layers are the ones to narrow."""
+    found = arm["placement"]
+    amount = f"{arm['name']} minus {CLAIMED}, which costs the same: {fixed(found['mean'], sign=True)} bits per byte"
+    if found["beyond_noise"] is None:
+        return f"{amount} on one seed."
+    span = f"{fixed(found['low'], sign=True)} to {fixed(found['high'], sign=True)}"
+    if not found["beyond_noise"]:
+        return f"{amount} ({span}), within noise."
+    return f"{amount} ({span}), {'worse' if found['mean'] > 0 else 'better'} beyond noise."
 
 
 def _quality_words(arm: Arm, baseline: Arm) -> str:
