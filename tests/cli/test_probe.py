@@ -135,7 +135,8 @@ def test_ablation_reads_a_quarter_of_the_tokens_unless_told(data: Path, models: 
 
     assert tokens() == (64, 256)
     assert tokens(ablation_tokens="128") == (128, 256)
-    assert tokens(ablation_tokens="1") == (32, 256)
+    assert tokens(ablation_tokens="1") == (16, 256)
+    assert tokens(ablation_tokens="48", batch_size=2) == tokens(ablation_tokens="48", batch_size=16) == (48, 256)
 
 
 def test_a_run_s_own_record_of_the_gradient_is_shown(data: Path, tmp_path: Path) -> None:
@@ -151,6 +152,20 @@ def test_a_run_s_own_record_of_the_gradient_is_shown(data: Path, tmp_path: Path)
     recorded = json.loads((tmp_path / "run" / "gradient.json").read_text())
     assert found["training_gradient"]["share"] == recorded["share"]
     assert 'id="training-share"' in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_repeated_block_s_share_stands_at_its_places(data: Path, tmp_path: Path) -> None:
+    from leadline.training import RunConfig, train
+
+    config = RunConfig(
+        design="prenorm", data=str(data), shape={"blocks": 3}, context=16, batch_size=2, tokens=64, repeat="2x2"
+    )
+    train(config, tmp_path / "run")
+    run(arguments(data, tmp_path / "out", tmp_path / "run", parts="ablation"))
+    (found,) = json.loads((tmp_path / "out" / "results.json").read_text())["models"]
+    first, second, third = json.loads((tmp_path / "run" / "gradient.json").read_text())["share"]
+    assert found["training_gradient"]["share"] == [first, second, third, second, third]
+    assert 'id="share-against-removal"' in (tmp_path / "out" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,13 @@ def test_measure_is_plain_data_with_every_name(toy: Toys, batches: Toys) -> None
     assert len(result["angular_distance"]) == 3
 
 
+def test_removal_takes_batches_from_all_of_the_text(toy: Toys, batches: Toys) -> None:
+    model = toy(torch.eye(4), [torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0]))] * 2)
+    data = batches([0, 0], [1, 1], [2, 2], [3, 3], [3, 3])
+    assert measure(model, data, removal_batches=2)["removal"] == removal(model, [data[1], data[3]])
+    assert measure(model, data, removal_batches=9)["removal"] == removal(model, data)
+
+
 def test_no_batches_is_an_error(toy: Toys) -> None:
     model = toy(torch.eye(4), [torch.eye(4)] * 4)
     for probe in (removal, angular_distance):

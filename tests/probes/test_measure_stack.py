@@ -93,13 +93,13 @@ def test_only_what_was_asked_for_runs() -> None:
     assert found["model"]["dim"] is None
 
 
-def test_limits_and_progress() -> None:
+def test_batches_of_its_own_and_progress() -> None:
     stack = ToyStack(torch.eye(4), [torch.eye(4)] * 2)
     said: list[tuple[str, int, int]] = []
     found = measure_stack(
         stack,
         rows([0, 1], [2], [3]),
-        limits={"lens": 2, "ablation": 1},
+        apart={"lens": rows([0, 1], [2]), "ablation": rows([0, 1])},
         progress=lambda *what: said.append(what),
         bytes_per_token=2.0,
     )
@@ -107,16 +107,16 @@ def test_limits_and_progress() -> None:
     assert found["lens"]["tokens"] == 3
     assert found["ablation"]["tokens"] == 2
     assert found["bytes_per_token"] == 2.0
-    expected = [("lens", n, 2) for n in (1, 2)] + [("activations, similarity", n, 3) for n in (1, 2, 3)]
+    expected = [("activations, similarity", n, 3) for n in (1, 2, 3)] + [("lens", n, 2) for n in (1, 2)]
     assert said == [*expected, *[("gradients", n, 3) for n in (1, 2, 3)], ("ablation", 1, 1)]
 
 
-def test_wrong_parts_and_limits_are_named() -> None:
+def test_wrong_parts_are_named() -> None:
     stack = ToyStack(torch.eye(4), [torch.eye(4)])
     with pytest.raises(UsageError, match=r"'lense' is no part; .* Did you mean lens"):
         measure_stack(stack, rows([0]), parts=["lense"])
-    with pytest.raises(UsageError, match="limit of lens is 0"):
-        measure_stack(stack, rows([0]), limits={"lens": 0})
+    with pytest.raises(UsageError, match=r"'lense' is no part"):
+        measure_stack(stack, rows([0]), apart={"lense": rows([0])})
     with pytest.raises(LeadlineError, match="no tokens"):
         measure_stack(stack, [])
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from leadline.designs import resolve
+from leadline.study.cascade import differ_in_taper
 from leadline.study.cascade_report import make_page
 from leadline.study.cascade_verdict import judge
 
@@ -59,6 +61,7 @@ def results(*arms: dict[str, Any], seeds: int = 3) -> dict[str, Any]:
     return {
         "arms": [arm("prenorm", 2.0), *arms],
         "baseline": "prenorm",
+        "tests_claim": True,
         "seeds": list(range(seeds)),
         "preset": {"name": "tiny", "blocks": 15, "dim": 96},
         "budget": {"by": "tokens", "flops": 100_000},
@@ -155,7 +158,8 @@ def test_the_page_of_every_outcome_renders() -> None:
         }
         page = render(make_page(content))
         assert judged.headline in page.replace("&#39;", "'")
-        assert "does not hold" in page or "holds" in page or "open" in page
+        for judgement in judged.judgements:
+            assert f">{judgement.outcome}</span>" in page
 
 
 @pytest.mark.parametrize(
@@ -175,3 +179,24 @@ def test_the_same_width_elsewhere_is_held_against_the_claimed_taper(
     sentences = judge(results(taper(-0.04, True), other)).sentences
     assert f"cascade-reverse minus cascade-a2, which costs the same: {said}" in sentences
     assert sum("minus" in sentence for sentence in sentences) == 1
+
+
+def test_rounds_that_are_too_few_decide_nothing() -> None:
+    fast = taper(-0.04, True, latency=0.5, throughput=2.0)
+    assert outcomes(results(fast)) == ["holds", "holds", "holds"]
+    for name in ("latency_ratio", "throughput_ratio"):
+        fast["generation"][name]["coverage"] = 0.94
+    judged = judge(results(fast))
+    assert [judgement.outcome for judgement in judged.judgements] == ["holds", "open", "open"]
+    assert "from rounds that are too few for an interval of 95 %" in judged.judgements[1].evidence
+
+
+def test_the_claim_is_not_tested_where_more_than_the_taper_differs() -> None:
+    judged = judge({**results(taper(-0.04, True, latency=0.5, throughput=2.0)), "tests_claim": False})
+    assert [judgement.outcome for judgement in judged.judgements] == ["open"] * 3
+    assert "differ in more than the taper" in judged.judgements[0].evidence
+    assert "C2" not in judged.headline
+    a2 = resolve("cascade-a2")
+    assert differ_in_taper(resolve("prenorm"), a2)
+    assert differ_in_taper(resolve("mgr"), resolve("mgr + cascade-a2"))
+    assert not any(differ_in_taper(resolve(name), a2) for name in ("mgr", "peri-ln", "cascade-a1"))

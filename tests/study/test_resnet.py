@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from leadline.study.gfa.resnet_arm import RESNET_ARM, ResNetArm
 from leadline.study.images import ImageRunConfig, measure_images, run_images, train_images
 from leadline.study.images.measuring import correlations
 from leadline.study.images.training import ImageTrainer, evaluate_images, make_sgd
+from leadline.training import load_gradient
 from leadline.training.checkpoint import find_checkpoint
 
 pytest.importorskip("sklearn")
@@ -36,6 +38,13 @@ def one_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     torch.set_num_threads(1)
     return folder, run_images(TINY, folder, limit=100)
+
+
+@pytest.mark.parametrize("batch_size", [7, 10, 13])
+def test_pieces_of_a_batch_have_two_images_or_more(batch_size: int, tmp_path: Path) -> None:
+    config = dataclasses.replace(TINY, size=8, width=2, layers=(1, 1), steps=1, batch_size=batch_size, gradient_every=1)
+    train_images(config, tmp_path / "run")
+    assert load_gradient(tmp_path / "run")["details"][0]["cosine"][0] is not None
 
 
 def test_a_run_leaves_what_a_run_on_text_leaves(one_run):

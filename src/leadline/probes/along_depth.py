@@ -134,7 +134,8 @@ def measure(
 
     Args:
         batches: read up to three times; a list.
-        removal_batches: how many of the batches removal uses (it runs the model once per block); None: all.
+        removal_batches: how many of the batches, evenly spaced, removal uses (it runs the model once per block); all
+            where there are no more, and unless given.
     """
     with measuring(model) as device, record(model, inspect=True) as depth:
         tokens = run(model, batches, device)
@@ -144,10 +145,18 @@ def measure(
         "read_rms": depth.read_rms,
         "output_rms": depth.output_rms,
         "block_output_rms": depth.block_output_rms,
-        "removal": removal(model, batches[:removal_batches], bytes_per_token=bytes_per_token),
+        "removal": removal(model, _evenly(batches, removal_batches), bytes_per_token=bytes_per_token),
         "angular_distance": angular_distance(model, batches),
         **shown_rows(shown),
     }
+
+
+def _evenly(batches: Sequence[TokenBatch], count: int | None) -> Sequence[TokenBatch]:
+    """So many of the batches, spread over all of them: they are in the order of the text."""
+    total = len(batches)
+    if count is None or count >= total:
+        return batches
+    return [batches[(2 * i + 1) * total // (2 * count)] for i in range(count)]
 
 
 def _connection(model: nn.Module, batches: Iterable[TokenBatch]) -> dict[str, Rows]:

@@ -91,29 +91,29 @@ def measure_stack(
     *,
     parts: Collection[str] = PARTS,
     bytes_per_token: float = 1.0,
-    limits: Mapping[str, int] | None = None,
+    apart: Mapping[str, Sequence[TokenBatch]] | None = None,
     progress: Progress | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Every measurement along depth of a model on the same batches; this file's first lines say what comes out.
 
-    Memory does not grow with the number of batches. Activations, similarity and the lens share a pass where they have
-    the same limit. Gradients run a backward pass a batch, ablation one forward pass a unit and batch.
+    Memory does not grow with the number of batches. Activations, similarity and the lens share a pass where none of
+    them has batches of its own. Gradients run a backward pass a batch, ablation one forward pass a unit and batch.
 
     Args:
         batches: read several times; each has `tokens` and `targets`, both (B, T) int64.
         parts: which to measure, of `PARTS`; the others are None.
         bytes_per_token: of the batches' text, 1 for the byte tokenizer.
-        limits: how many of the batches a part uses, by its name; all unless given.
+        apart: batches of a part's own, by its name: fewer for ablation, which takes long.
         seed: of the bootstrap.
 
     Raises:
-        UsageError: a part that isn't known, or a limit below 1.
+        UsageError: a part that isn't known.
         LeadlineError: there are no tokens, or a part can't measure this model.
     """
-    limits = limits or {}
-    _check(parts, limits)
-    used = {part: batches[: limits.get(part, len(batches))] for part in PARTS}
+    apart = apart or {}
+    _check([*parts, *apart])
+    used = {part: apart.get(part, batches) for part in PARTS}
 
     def teller(names: str, total: int) -> Callable[[], None]:
         done = 0
@@ -134,10 +134,12 @@ def measure_stack(
         measures["similarity"] = Similarity(stack)
     if "lens" in parts:
         measures["lens"] = LogitLens(stack, bytes_per_token)
-    for count in sorted({len(used[part]) for part in measures}):
-        together = {part: measure for part, measure in measures.items() if len(used[part]) == count}
-        run_measures(stack, batches[:count], list(together.values()), teller(", ".join(together), count))
-        found.update({part: measure.result() for part, measure in together.items()})
+    for together in ([part for part in measures if part not in apart], *([part] for part in measures if part in apart)):
+        if together:
+            read = used[together[0]]
+            passing = [measures[part] for part in together]
+            run_measures(stack, read, passing, teller(", ".join(together), len(read)))
+            found.update({part: measures[part].result() for part in together})
 
     def tell(part: str) -> Callable[[], None]:
         return teller(part, len(used[part]))
@@ -171,13 +173,10 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _check(parts: Collection[str], limits: Mapping[str, int]) -> None:
-    for part in (*parts, *limits):
+def _check(parts: Collection[str]) -> None:
+    for part in parts:
         if part not in PARTS:
             raise UsageError(f"{part!r} is no part; {', '.join(PARTS)} work.{did_you_mean(part, PARTS)}")
-    for part, limit in limits.items():
-        if limit < 1:
-            raise UsageError(f"the limit of {part} is {limit} batches; 1 or more work")
 
 
 def _model(stack: Stack, measures: Mapping[str, Measure]) -> dict[str, Any]:

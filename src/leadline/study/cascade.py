@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leadline.compare.results import finite
-from leadline.designs import ShapeConfig, preset_named, resolve
+from leadline.designs import Design, ShapeConfig, preset_named, resolve
+from leadline.designs.taper import UNTAPERED
 from leadline.study import results as shared
 from leadline.study.cascade_plan import ArmPlan, CascadePlan
 from leadline.study.cascade_report import make_page
@@ -75,6 +76,7 @@ def collect(
     found = {
         **shared.opening("cascade", command, data),
         "baseline": baseline,
+        "tests_claim": differ_in_taper(resolve(baseline), resolve(CLAIMED)),
         "seeds": list(plan.seeds),
         "preset": {"name": plan.preset, **dataclasses.asdict(shape)},
         "budget": {
@@ -102,6 +104,13 @@ def collect(
     found["judgements"] = shared.judgements_as_data(list(judged.judgements))
     plain: dict[str, Any] = finite(found)
     return plain
+
+
+def differ_in_taper(uniform: Design, tapered: Design) -> bool:
+    """Whether a design is another one without its taper, and is the same in everything else."""
+    same = ("connection", "norm", "placement", "init", "qk_norm", "embedding_norm")
+    alike = all(getattr(uniform, name) == getattr(tapered, name) for name in same)
+    return alike and uniform.taper == UNTAPERED != tapered.taper
 
 
 def equally_wide(arms: Sequence[ArmPlan], baseline: str) -> list[str]:

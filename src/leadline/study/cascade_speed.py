@@ -19,6 +19,7 @@ from torch import Tensor
 
 from leadline.bench.rounds import Candidate, run_rounds, timer_for, what_is_timed
 from leadline.bench.statistics import Median, median_of, ratios
+from leadline.compare.machine import describe_machine
 from leadline.config import to_dict
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import write_json
@@ -75,7 +76,8 @@ def measure_speed(
 ) -> dict[str, Any]:
     """Seconds a token of every model in every round, at batch 1 and at `options.batch`.
 
-    What was measured with the same options is kept in `path` and read from there.
+    What was measured with the same options, on such a machine and with the same PyTorch, is kept in `path` and read
+    from there.
 
     Args:
         folders: a trained run's folder by name.
@@ -91,6 +93,8 @@ def measure_speed(
         "options": to_dict(options),
         "models": {name: folder.name for name, folder in folders.items()},
         "threads": threads,
+        "torch": torch.__version__,
+        "cpu": describe_machine()["cpu"],
     }
     kept = _kept(path, asked)
     if kept is not None or not folders:

@@ -15,6 +15,9 @@ CLAIMED = "cascade-a2"
 PAPER = {"latency": -0.086, "throughput": 0.094}
 """Changes against the uniform 15-layer baseline on an A100 (arXiv 2606.26538, abstract)."""
 
+COVERAGE = 0.95
+"""Of an interval over rounds, the least that decides: six rounds have it."""
+
 Arm = Mapping[str, Any]
 
 
@@ -36,10 +39,11 @@ def judge(results: Mapping[str, Any]) -> Judged:
     arms: list[Arm] = results["arms"]
     baseline = next(arm for arm in arms if arm["name"] == results["baseline"])
     others = [arm for arm in arms if arm is not baseline]
-    judgements = _claim(baseline, next((arm for arm in others if arm["name"] == CLAIMED), None))
+    claimed = next((arm for arm in others if arm["name"] == CLAIMED), None)
+    judgements = _claim(baseline, claimed, results["tests_claim"])
     sentences = [_sentence(arm, baseline) for arm in others]
     return Judged(
-        headline=_headline(baseline, others, judgements),
+        headline=_headline(baseline, others, judgements, results["tests_claim"]),
         sentences=(*sentences, *map(_place_sentence, (arm for arm in others if arm["placement"])), *_limits(results)),
         judgements=judgements,
     )
@@ -62,12 +66,13 @@ def quality(arm: Arm) -> Outcome:
 def faster(ratio: Mapping[str, Any] | None, paper: float, *, more_is_better: bool) -> Outcome:
     """Whether a ratio of speed lies on the better side of 1.
 
-    Open where the interval holds 1 and the paper's figure both: then this run can't tell them apart.
+    Open where the interval holds 1 and the paper's figure both: then this run can't tell them apart. Open too where
+    the rounds are too few for an interval of 95 %.
 
     Args:
         paper: the paper's change, such as -0.086.
     """
-    if ratio is None:
+    if ratio is None or ratio["coverage"] < COVERAGE:
         return "open"
     if ratio["low"] > 1 if more_is_better else ratio["high"] < 1:
         return "holds"
@@ -81,11 +86,12 @@ def quicker(arm: Arm) -> Outcome:
     return faster((arm["generation"] or {}).get("latency_ratio"), PAPER["latency"], more_is_better=False)
 
 
-def _claim(baseline: Arm, arm: Arm | None) -> tuple[Judgement, ...]:
+def _claim(baseline: Arm, arm: Arm | None, tested: bool) -> tuple[Judgement, ...]:
     parts = ("comparable perplexity", "lower latency", "higher throughput")
     papers = ("comparable", f"{_percent(PAPER['latency'])} on an A100", f"{_percent(PAPER['throughput'])} on an A100")
-    if arm is None:
-        evidence = [f"{CLAIMED} took no part."] * 3
+    if arm is None or not tested:
+        took = "took no part" if arm is None else f"and {baseline['name']} differ in more than the taper"
+        evidence = [f"{CLAIMED} {took}."] * 3
         outcomes: list[Outcome] = ["open"] * 3
     else:
         speed = arm["generation"] or {}
@@ -104,14 +110,14 @@ def _claim(baseline: Arm, arm: Arm | None) -> tuple[Judgement, ...]:
     )
 
 
-def _headline(baseline: Arm, others: Sequence[Arm], judgements: Sequence[Judgement]) -> str:
+def _headline(baseline: Arm, others: Sequence[Arm], judgements: Sequence[Judgement], tested: bool) -> str:
     name = baseline["name"]
     if baseline["bits_per_byte"] is None:
         return f"No verdict: the baseline {name} did not finish."
     finished = [arm for arm in others if arm["bits_per_byte"] is not None]
     if not finished:
         return f"Only {name} finished: there is nothing to compare it with."
-    if any(arm["name"] == CLAIMED for arm in finished):
+    if tested and any(arm["name"] == CLAIMED for arm in finished):
         held = {judgement.outcome for judgement in judgements}
         if held == {"holds"}:
             return f"C2 holds here: {CLAIMED} is as good as {name} at equal training FLOPs, and faster in generation."
@@ -179,6 +185,8 @@ def _speed_words(what: str, ratio: Mapping[str, Any] | None) -> str:
         return f"{what} was not measured"
     change, low, high = (ratio[key] - 1 for key in ("median", "low", "high"))
     noise = ", within noise" if low <= 0 <= high else ""
+    if ratio["coverage"] < COVERAGE:
+        noise = f", from rounds that are too few for an interval of {100 * COVERAGE:.0f} %"
     return f"{what} {_percent(change)} ({_percent(low)} to {_percent(high)}){noise}"
 
 

@@ -16,12 +16,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 import leadline
 from leadline.compare.machine import describe_machine
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_folder, check_writable, write_json
 from leadline.hub.open import kind_of, open_model
 from leadline.hub.text import dataset_for, heldout_batches
+from leadline.models import DecoderConfig
 from leadline.probes.measure_stack import PARTS, measure_stack
 from leadline.study.probe_report import write_report
 from leadline.training.gradient_file import GRADIENT, load_gradient
@@ -41,7 +44,7 @@ class ProbeWish:
         data: a data set's name or folder.
         tokens: held-out predictions at most; ablation_tokens of them for ablation, a quarter unless given.
         context: predictions in a sequence; each model's own, but 512 at most, unless given.
-        batch_size: sequences in a pass; it changes nothing but time and memory.
+        batch_size: sequences in a pass. It changes time and memory, and what gradients are the mean of.
         parts: of `leadline.probes.measure_stack.PARTS`.
         layers: the name of the list of blocks, for models whose structure does not tell.
         device: where to measure.
@@ -58,10 +61,10 @@ class ProbeWish:
     device: str = "cpu"
     seed: int = 0
 
-    def limits(self, batches: int) -> dict[str, int]:
-        """How many of the batches ablation gets."""
-        tokens = max(1, self.tokens // ABLATION) if self.ablation_tokens is None else self.ablation_tokens
-        return {"ablation": max(1, min(batches, round(batches * tokens / self.tokens)))}
+    @property
+    def removal_tokens(self) -> int:
+        """Held-out predictions for ablation, at most."""
+        return max(1, self.tokens // ABLATION) if self.ablation_tokens is None else self.ablation_tokens
 
 
 def probe_models(
@@ -178,15 +181,18 @@ def _probe(
         raise UsageError(
             f"--context {wish.context} is more than the {opened.stack.context} tokens that {path} was made for"
         )
-    gradient = _gradient(path)
+    gradient = _gradient(path, opened.stack.model)
     data = dataset_for(opened, wish.data)
-    text = heldout_batches(opened, data, context=wish.context, tokens=wish.tokens, batch_size=wish.batch_size)
+    text, fewer = (
+        heldout_batches(opened, data, context=wish.context, tokens=tokens, batch_size=wish.batch_size)
+        for tokens in (wish.tokens, min(wish.tokens, wish.removal_tokens))
+    )
     measured = measure_stack(
         opened.stack,
         text.batches,
         parts=wish.parts,
         bytes_per_token=text.bytes_per_token,
-        limits=wish.limits(len(text.batches)),
+        apart={"ablation": fewer.batches},
         progress=progress,
         seed=wish.seed,
     )
@@ -206,9 +212,15 @@ def _probe(
     return model, {"name": data.name}
 
 
-def _gradient(path: Path) -> dict[str, Any] | None:
-    """What the run's own record says of the gradient over training, if it has one."""
+def _gradient(path: Path, model: nn.Module) -> dict[str, Any] | None:
+    """What the run's own record says of the gradient over training, if it has one.
+
+    A block that runs several times has one share, which stands at each of its places.
+    """
     if not (path / GRADIENT).is_file():
         return None
     found = load_gradient(path)
-    return {key: found.get(key) for key in ("steps", "share", "sublayer_share")}
+    share, config = found["share"], getattr(model, "config", None)
+    if isinstance(config, DecoderConfig) and len(config.block_layers) > len(config.layers) == len(share):
+        return {"steps": found.get("steps"), "share": [share[layer] for layer in config.block_layers]}
+    return {key: found.get(key) for key in ("steps", "share")}

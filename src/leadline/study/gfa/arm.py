@@ -33,6 +33,7 @@ class ArmPlan:
         tokens: that a run trains on.
         learning_rate: the peak.
         flops_per_token: of training.
+        data_hash: of what it learns, where that is not the study's text.
         cost: FLOPs of a whole run, evaluations and measurements too, roughly; says how long it takes beside others.
     """
 
@@ -45,6 +46,7 @@ class ArmPlan:
     parameters: int
     flops_per_token: int
     cost: float
+    data_hash: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,6 +68,7 @@ class ResNetArm(ArmKind):
             learning_rate=config.learning_rate,
             parameters=sum(parameter.numel() for parameter in ResNet(model).parameters()),
             flops_per_token=3 * forward,
+            data_hash=images.hash,
             cost=float(forward) * (3 * trained + evaluated + measured),
         )
 

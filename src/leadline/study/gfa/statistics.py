@@ -1,7 +1,9 @@
 """How ḡ, φ and ΔM go together over blocks, and how much the late blocks are worth; both over seeds.
 
-    correlation     of two rows of numbers by block, one pair of rows a seed: the mean over seeds, and the 95 % interval
-                    of a bootstrap that draws blocks and seeds anew together
+    correlation     of two rows of numbers by block, one pair of rows a seed: the mean over seeds, and an interval that
+                    covers two others, both of 95 %: a bootstrap's that draws blocks and seeds anew together, and
+                    Student's t over the seeds' coefficients, of their Fisher z. The first knows how few blocks there
+                    are, but a bootstrap of three seeds is too narrow; the second knows how few seeds there are
     late            mean ΔM of the last blocks / mean ΔM of all blocks: 1 where all matter alike
     paired          one arm minus another, seed by seed, with Student's t over seeds
 
@@ -10,6 +12,7 @@ With one seed there is an interval over blocks alone, which says nothing of othe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +24,7 @@ from leadline.probes.correlation import KINDS, LEVEL, RESAMPLES, Correlation, co
 
 Row = Sequence[float | None]
 Numbers = NDArray[np.float64]
+MOST = 0.999
 THIRD = 3
 """The late blocks are the last of so many equal parts."""
 
@@ -51,10 +55,26 @@ def correlation(x: Sequence[Row], y: Sequence[Row], *, drop_first: bool = False,
         elif not values or None in values:
             found[kind] = _as_data(Correlation(value=None, reason=reason or "no run finished"), values)
         else:
-            low, high = _central(drawn[kind])
-            mean = float(np.mean([value for value in values if value is not None]))
-            found[kind] = _as_data(Correlation(value=mean, low=low, high=high), values)
+            known = [value for value in values if value is not None]
+            low, high = _covering(_central(drawn[kind]), over_seeds_of(known))
+            found[kind] = _as_data(Correlation(value=float(np.mean(known)), low=low, high=high), values)
     return found
+
+
+def over_seeds_of(coefficients_of_seeds: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of a coefficient over seeds: Student's t of atanh of each. Two seeds or more.
+
+    A coefficient of 1 has no atanh; it counts as the nearest one that has 3 decimals.
+    """
+    limited = [math.atanh(max(-MOST, min(MOST, value))) for value in coefficients_of_seeds]
+    found = interval(limited)
+    return (-1.0, 1.0) if found.low is None or found.high is None else (math.tanh(found.low), math.tanh(found.high))
+
+
+def _covering(one: tuple[float | None, float | None], other: tuple[float, float]) -> tuple[float | None, float | None]:
+    """The smallest interval that holds two; none where the first is none."""
+    low, high = one
+    return (None, None) if low is None or high is None else (min(low, other[0]), max(high, other[1]))
 
 
 def late(delta: Row, count: int, *, drop_first: bool = False) -> float | None:

@@ -1,11 +1,15 @@
 """What the arms say of G1 and G2, in words.
 
 G1, for an arm: Spearman's ρ of ḡ and φ, and of ḡ and ΔM, over blocks. *Supported* where the interval lies above zero,
-*not supported* where it lies below, *undecided* where it holds zero or there is one seed.
+*not supported* where it lies below, *undecided* where it holds zero or there are fewer than three seeds. Where training
+dropped blocks, which gives late ones less gradient whatever their fan-in, ḡ for each step in which a block took part
+has to say the same.
 
 G2: the late blocks' importance (`leadline.study.gfa.statistics`) minus the control's, seed by seed. It is *restored*
-where the interval lies above zero. It is *not restored* where the interval ends below zero, or holds zero and ends
-below half of what the control lacks of even importance. Else *undecided*: noise that could hide either. Rules ours.
+where the interval lies above zero and the mean is at least half of what the control lacks of even importance, *partly
+restored* where the interval lies above zero and the mean is less. It is *not restored* where the interval does not lie
+above zero and ends below that half. Else *undecided*: noise that could hide either. A repeated block is two passes, and
+leaving it out takes both away, so the same has to be true with one place left out at a time. Rules ours.
 """
 
 from __future__ import annotations
@@ -19,9 +23,11 @@ from leadline.study.results import Judgement, Outcome
 
 Arm = Mapping[str, Any]
 Support = Literal["supported", "not supported", "undecided"]
-Return = Literal["restored", "not restored", "undecided"]
+Return = Literal["restored", "partly restored", "not restored", "undecided"]
 
 DECIDES = "spearman"
+SEEDS = 3
+"""Fewer decide nothing of a correlation."""
 PARTS = {"fan_in": "follows fan-in", "delta": "goes with ablation importance"}
 PART_OF = {"fan_in": "fan-in", "delta": "ablation importance"}
 WHAT = {
@@ -43,7 +49,7 @@ class Judged:
 def support(found: Mapping[str, Any]) -> Support:
     """What one correlation says, as `leadline.study.gfa.statistics.correlation` gives it."""
     rho = found[DECIDES]
-    if found["over"] == "blocks" or rho["low"] is None or rho["high"] is None:
+    if len(rho["runs"]) < SEEDS or rho["low"] is None or rho["high"] is None:
         return "undecided"
     if rho["low"] > 0:
         return "supported"
@@ -63,8 +69,8 @@ def restored(difference: Mapping[str, Any] | None, control: Mapping[str, Any] | 
     if gap <= 0:
         return "undecided"
     if difference["low"] > 0:
-        return "restored"
-    return "not restored" if difference["high"] < max(0.0, gap / 2) else "undecided"
+        return "restored" if difference["mean"] >= gap / 2 else "partly restored"
+    return "not restored" if difference["high"] < gap / 2 else "undecided"
 
 
 def judge(arms: Sequence[Arm], seeds: int, last: int) -> Judged:
@@ -88,7 +94,26 @@ def judge(arms: Sequence[Arm], seeds: int, last: int) -> Judged:
 
 def parts(arm: Arm) -> dict[str, Support]:
     """Both halves of G1 for an arm."""
-    return {part: support(arm["correlations"][f"share_{part}"]) for part in PARTS}
+    return {part: _part(arm["correlations"], part) for part in PARTS}
+
+
+def _part(correlations: Mapping[str, Any], part: str) -> Support:
+    """What ḡ says, and ḡ for each step in which a block took part where that is another: the more careful of both."""
+    found = {
+        support(correlations[name]) for name in (f"share_{part}", f"share_{part}_when_present") if name in correlations
+    }
+    if "not supported" in found:
+        return "not supported"
+    return "undecided" if "undecided" in found else "supported"
+
+
+def _of_both(whole: Return, single: Return) -> Return:
+    """What is left of the verdict on a repeated block once its places are also left out one at a time."""
+    if whole in ("not restored", "undecided"):
+        return whole
+    if single in ("not restored", "undecided"):
+        return "undecided"
+    return "partly restored" if "partly restored" in (whole, single) else "restored"
 
 
 def together(found: Mapping[str, Support]) -> Outcome:
@@ -153,10 +178,12 @@ def _late(arm: Arm, by_name: Mapping[str, Arm], last: int) -> Judgement:
     if control is None or against is None or against["late"] is None or control["late"] is None or late is None:
         why = arm["error"] or (control["error"] if control else None) or UNDEFINED
         return Judgement(claim=claim, paper="", outcome="open", evidence=f"It can't be said: {why}.")
-    found = restored(against["late"], control["late"]["third"])
+    whole = restored(against["late"], control["late"]["third"])
+    single = restored(against["late_single"], control["late"]["single"])
+    found = _of_both(whole, single) if arm["role"] == "repeat" else whole
     words = [
         f"The last third's ΔM over the mean: {fixed(late['third']['mean'], 2)}, {control['name']} "
-        f"{fixed(control['late']['third']['mean'], 2)}. Difference {difference_words(against['late'])}: {found}.",
+        f"{fixed(control['late']['third']['mean'], 2)}. Difference {difference_words(against['late'])}: {whole}.",
     ]
     if found == "undecided" and control["late"]["third"]["mean"] >= 1:
         words.append(f"In {control['name']} the late blocks matter as much as the others: nothing is to be restored.")
@@ -170,8 +197,8 @@ def _late(arm: Arm, by_name: Mapping[str, Arm], last: int) -> Judgement:
             words.append(f"Of the last {last} alone, which are repeated, {difference_words(against['late_last'])}.")
         if against["late_single"]:
             words.append(
-                "A repeated block counts with all of its places left out; with one at a time "
-                f"{difference_words(against['late_single'])}."
+                "That is with all places of a repeated block left out, which takes two passes away; with one place at "
+                f"a time {difference_words(against['late_single'])}: {single}."
             )
     if arm["name"] == "equalised-adamw":
         words.append("AdamW divides by a gradient's own size, so equalising changes little there.")
@@ -179,7 +206,7 @@ def _late(arm: Arm, by_name: Mapping[str, Arm], last: int) -> Judgement:
 
 
 def _of_return(found: Return, role: str) -> Outcome:
-    if found == "undecided":
+    if found in ("undecided", "partly restored"):
         return "open"
     return "holds" if (found == "restored") == (role == "repeat") else "does not hold"
 
@@ -234,4 +261,6 @@ def _limits(arms: Sequence[Arm], seeds: int) -> list[str]:
         found.append(f"Runs failed: {listed(failed)}.")
     if seeds == 1:
         found.append("One seed: no interval over seeds can be shown, so nothing is decided; three or more decide.")
+    if seeds == 2:
+        found.append("Two seeds decide nothing of a correlation; three or more do.")
     return found

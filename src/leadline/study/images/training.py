@@ -182,7 +182,8 @@ class ImageTrainer:
         statistics = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         parts = min(PIECES, self.config.batch_size // 2)
         if parts > 1:
-            for images, labels in zip(batch.images.chunk(parts), batch.labels.chunk(parts), strict=True):
+            pieces = zip(batch.images.tensor_split(parts), batch.labels.tensor_split(parts), strict=True)
+            for images, labels in pieces:  # of sizes that differ by one: two images or more in each
                 self.optimiser.zero_grad(set_to_none=True)
                 nn.functional.cross_entropy(self.model(images.to(self.device)), labels.to(self.device)).backward()
                 diversity.add()
