@@ -141,13 +141,19 @@ def paired(values: Mapping[int, float | None], control: Mapping[int, float | Non
 def coefficients(x: Numbers, y: Numbers) -> dict[str, Numbers]:
     """The three coefficients of every row of x and y, both (R, L); NaN where a row is constant."""
     signs_x, signs_y = (np.sign(values[:, :, None] - values[:, None, :]) for values in (x, y))
-    centred = [values - values.mean(axis=1, keepdims=True) for values in (x, y)]
+    centred = [_centred(values) for values in (x, y)]
     # The sum of an item's signs is twice its average rank, centred.
     return {
         "pearson": _cosine(centred[0], centred[1]),
         "spearman": _cosine(signs_x.sum(axis=2), signs_y.sum(axis=2)),
         "kendall": _cosine(signs_x, signs_y),
     }
+
+
+def _centred(values: Numbers) -> Numbers:
+    """Rows minus their means; what rounding leaves of a constant row is zero."""
+    found = values - values.mean(axis=1, keepdims=True)
+    return np.where(np.abs(found) > 1e-12 * np.abs(values).max(axis=1, keepdims=True), found, 0.0)
 
 
 def _cosine(a: Numbers, b: Numbers) -> Numbers:
