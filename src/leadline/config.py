@@ -7,9 +7,10 @@ A class that can stand where a base class is expected (a connection, a norm, a p
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 from leadline.errors import UsageError, did_you_mean
@@ -43,6 +44,40 @@ def to_dict(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(k): to_dict(v) for k, v in value.items()}
     return value
+
+
+def differing(
+    before: Mapping[str, Any], now: Mapping[str, Any], places: tuple[str, str] = ("there", "here")
+) -> list[str]:
+    """What two plain data differ in, as `model dim is 8 there and 16 here`; nothing where they are equal.
+
+    Args:
+        places: what the first and the second are called.
+    """
+    old, new = dict(_flat(before)), dict(_flat(now))
+    return [
+        f"{name.replace('_', ' ')} is {_said(old.get(name, 'unset'))} {places[0]} "
+        f"and {_said(new.get(name, 'unset'))} {places[1]}"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _flat(content: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with the words that lead to it; entries of lists are counted from 1."""
+    entries = content.items() if isinstance(content, Mapping) else enumerate(content, start=1)
+    for key, value in entries:
+        place = f"{where} {key}".strip()
+        if isinstance(value, Mapping | list):
+            yield from _flat(value, place)
+        else:
+            yield place, value
+
+
+def _said(value: Any) -> str:
+    """A value in words; of a hash its beginning."""
+    text = str(value)
+    return f"{text[:12]}…" if re.fullmatch("[0-9a-f]{64}", text) else text
 
 
 def from_dict(cls: type[T], data: Any, where: str = "configuration") -> T:

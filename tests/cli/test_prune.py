@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def test_a_sweep_goes_on(
     assert main([*asked, "--out", str(out)]) == 130
     assert sorted(path.name for path in out.iterdir()) == [".lock", "sweep.json"]
     assert main([*asked, "--seed", "1", "--out", str(out)]) == 2
-    assert "holds another sweep, which differs in: options" in capsys.readouterr().err
+    assert "holds another sweep: seed is 0 there and 1 here. Name a new folder" in capsys.readouterr().err
     known = json.loads((out / "sweep.json").read_text())["known"]
     assert main([*asked, "--out", str(out)]) == 0
     monkeypatch.setattr(sweep, "quality", quality)
@@ -140,12 +141,10 @@ def test_a_sweep_does_not_mix_models(
         shutil.copytree(run, copy)
     asked = words(copies, data, "--sweep", "0.5", "--criteria", "magnitude", "--out", str(out))
     assert main(asked) == 0
-    shutil.rmtree(copies[1])
-    shutil.copytree(runs[0], copies[1])
-    shutil.copyfile(runs[1] / "gradient.json", copies[1] / "gradient.json")  # only the weights are others
     capsys.readouterr()
-    assert main(asked) == 2
-    assert "differs in: models" in capsys.readouterr().err
+    assert main(words(copies[::-1], data, *asked[asked.index("--sweep") :])) == 2
+    said = capsys.readouterr().err
+    assert re.search("holds another sweep: models 1 weights is [0-9a-f]{12}… there and [0-9a-f]{12}… here", said)
     (out / "sweep.json").write_text("{}", encoding="utf-8")
     assert main(asked) == 1
     assert "is damaged" in capsys.readouterr().err
@@ -153,6 +152,12 @@ def test_a_sweep_does_not_mix_models(
     (tmp_path / "other" / "mine.txt").touch()
     assert main([*asked[:-1], str(tmp_path / "other")]) == 2
     assert "holds something already" in capsys.readouterr().err
+    # A study's folder has a sweep in it, and results of its own.
+    (out / "study.json").write_text("{}", encoding="utf-8")
+    results = (out / "results.json").read_bytes()
+    assert main(asked) == 2
+    assert "holds a study, whose results would be lost" in capsys.readouterr().err
+    assert (out / "results.json").read_bytes() == results
 
 
 @pytest.mark.parametrize(
@@ -163,7 +168,13 @@ def test_a_sweep_does_not_mix_models(
         (("--criterion", "tailor", "--count", "1", "--dry-run"), "Did you mean taylor"),
         (("--criterion", "taylor", "--dry-run"), "give one of --ratio 0.25, --count 6 and --blocks"),
         (("--criterion", "taylor", "--blocks", "1", "--dry-run"), "--criterion chooses it; give one of them"),
-        (("--count", "1", "--dry-run"), "--criterion is missing"),
+        (("--count", "1", "--dry-run"), "--criterion is missing: it says what chooses the blocks; cfp, similarity, "),
+        (("--criterion", "cfp", "--ratio", "0.95", "--dry-run"), "leaves nothing; --ratio 0.75 is 3, the most"),
+        (("--blocks", "1", "--seeds", "2", "--dry-run"), "--seeds goes with --sweep"),
+        (("--blocks", "1", "--speed-batches", "2", "--dry-run"), "--speed-batches 2 goes with --speed"),
+        (("--sweep", "0.95", "--dry-run"), "leaves nothing; --sweep 0.75 is 3, the most"),
+        (("--sweep", "0.5", "--seed", "5", "--dry-run"), "--seed 5 does nothing in a sweep of one model"),
+        (("--sweep", "0.5", "--normalised", "--criteria", "magnitude", "--dry-run"), "leave --normalised out"),
         (("--criterion", "cfp", "--ratio", "1.5", "--dry-run"), "--ratio 1.5 is out of range"),
         (("--criterion", "cfp", "--count", "4", "--dry-run"), "leaves nothing; 3 is the most"),
         (("--criterion", "cfp", "--count", "1", "--protect-first", "4", "--dry-run"), "protect all of 4 blocks"),
@@ -192,6 +203,8 @@ def test_models(runs: list[Path], data: Path, tmp_path: Path, capsys: pytest.Cap
     assert "2 models are given; a cut takes one" in capsys.readouterr().err
     assert main(words([runs[0], runs[0]], data, "--sweep", "0.5", "--dry-run")) == 2
     assert "named twice" in capsys.readouterr().err
+    assert main(words(runs, data, "--sweep", "0.5", "--seeds", "2", "--dry-run")) == 2
+    assert "--seeds 2 goes with one model; several models are the seeds" in capsys.readouterr().err
     assert main(words([], data, "--blocks", "1", "--dry-run")) == 2
     assert "MODEL is missing" in capsys.readouterr().err
     assert main(words([tmp_path / "none"], data, "--blocks", "1", "--dry-run")) == 2

@@ -138,6 +138,20 @@ def test_training_batches_are_seeded_and_not_held_out(opened, speech):
         assert any(train[at : at + 8] == row for at in range(len(train)))
 
 
+def test_what_is_read_does_not_depend_on_the_size_of_a_batch(opened, speech):
+    """Nine windows are asked for, and none twice where all of the text is."""
+    data = dataset_for(opened, speech)
+    read = [training_batches(opened, data, context=8, tokens=9 * 8 + 7, batch_size=size) for size in (1, 5, 7, 8, 64)]
+    rows = [torch.cat([batch.tokens for batch in batches]) for batches in read]
+    assert [len(batches) for batches in read] == [9, 2, 2, 2, 1]
+    assert rows[0].shape == (9, 8)
+    assert all(torch.equal(rows[0], other) for other in rows)
+    whole = training_batches(opened, data, context=8, tokens=10**9, batch_size=7)
+    assert sum(len(batch.tokens) for batch in whole) == data.train.windows(8)
+    with pytest.raises(UsageError, match="batch_size=0"):
+        training_batches(opened, data, context=8, tokens=64, batch_size=0)
+
+
 def test_a_decoder_of_our_own(leadline, speech):
     opened = open_model(leadline)
     text = heldout_batches(opened, speech, tokens=64)

@@ -265,6 +265,77 @@ def test_tokenizer_files_come_along(llama: Any, tmp_path: Path) -> None:
     assert (tmp_path / "cut" / "model.safetensors").read_text(errors="replace") != "{}"
 
 
+def written(model: Any, folder: Path, **entries: Any) -> Any:
+    """The model as loaded again, with these entries in its `generation_config.json`."""
+    model.save_pretrained(folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+    return load_causal_lm(folder, torch.float64)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"do_sample": False, "temperature": 0.7, "top_p": 0.9},
+        {"do_sample": True, "num_return_sequences": 2},
+        {"stop_strings": ["stop"]},
+        {"prompt_lookup_num_tokens": 3},
+        {"cache_implementation": "offloaded"},
+    ],
+)
+def test_settings_of_generation_come_along_and_do_not_disturb_the_comparison(
+    entries: dict[str, Any], llama: Any, tmp_path: Path
+) -> None:
+    model = written(llama, tmp_path / "whole", **entries)
+    saved = save_pruned(model, [1], tmp_path / "cut")
+    again = json.loads((tmp_path / "cut" / "generation_config.json").read_text())
+    assert {name: again[name] for name in entries} == entries
+    assert all(getattr(saved.model.generation_config, name) == value for name, value in entries.items())
+
+
+def test_settings_that_the_library_does_not_save_are_named_first(llama: Any, tmp_path: Path) -> None:
+    """It saves what it loaded, and nothing that was changed to contradict itself."""
+    model = written(llama, tmp_path / "whole")
+    model.generation_config.temperature = 0.7
+    model.generation_config.top_p = 0.9
+    for save in (lambda out: save_pruned(model, [1], out), lambda out: save_checked(model, out)):
+        with pytest.raises(LeadlineError, match=r"generation_config.json: temperature, top_p can't stand") as caught:
+            save(tmp_path / "cut")
+        assert "\n" not in str(caught.value)
+    model.generation_config.num_return_sequences = 2
+    with pytest.raises(LeadlineError, match=r"generation_config.json: Greedy methods .*num_return_sequences") as caught:
+        save_pruned(model, [1], tmp_path / "cut")
+    assert "\n" not in str(caught.value)
+    assert left_behind(tmp_path) == ["whole"]
+
+
+def test_what_the_library_says_is_one_line(llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: Any, **options: Any) -> Any:
+        raise ValueError("one\n\n  two")
+
+    for owner, name, said in (
+        (transformers.PreTrainedModel, "save_pretrained", "cannot be saved"),
+        (AutoModelForCausalLM, "from_pretrained", "cannot load it"),
+        (transformers.LlamaForCausalLM, "_from_config", "cannot be built with 5 of 6 blocks"),
+        (transformers.LlamaConfig, "from_dict", "does not accept its own values with 5 of 6 blocks"),
+        (transformers.LlamaForCausalLM, "generate", "cannot generate with its cache"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, failing)
+            with pytest.raises(LeadlineError, match=said) as caught:
+                save_pruned(llama, [1], tmp_path / "cut")
+        assert "\n" not in str(caught.value)
+    assert left_behind(tmp_path) == []
+
+
+def test_a_folder_of_templates_comes_along(llama: Any, tmp_path: Path) -> None:
+    """`save_pretrained` of a tokenizer with several of them makes one."""
+    (tmp_path / "from" / "additional_chat_templates").mkdir(parents=True)
+    (tmp_path / "from" / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
+    save_pruned(llama, [1], tmp_path / "cut", tokenizer=tmp_path / "from")
+    assert (tmp_path / "cut" / "additional_chat_templates" / "tools.jinja").read_text() == "{{ tools }}"
+
+
 def test_a_model_trained_further_is_saved_with_the_same_checks(llama: Any, tokens: Tensor, tmp_path: Path) -> None:
     cut = remove_blocks(llama, [1])
     loaded = save_checked(cut, tmp_path / "healed")

@@ -134,5 +134,16 @@ def test_quantised_weights_are_refused(llama: Any, monkeypatch: pytest.MonkeyPat
 def test_the_list_of_blocks_can_be_named(llama: Any) -> None:
     assert find_blocks(llama)[0] == "model.layers"
     assert len(remove_blocks(llama, [1], layers="model.layers").model.layers) == BLOCKS - 1
-    with pytest.raises(LeadlineError, match=r"no list of blocks called 'model\.blocks'"):
-        remove_blocks(llama, [1], layers="model.blocks")
+    with pytest.raises(
+        UsageError,
+        match=r"--layers model\.layer: .* no list of blocks called so; it has model\.layers \(6\)\. Did you mean",
+    ):
+        remove_blocks(llama, [1], layers="model.layer")
+
+
+def test_lists_inside_of_blocks_are_not_offered() -> None:
+    model = nn.ModuleDict({name: nn.ModuleList([nn.Linear(2, 2)]) for name in ("encoder", "decoder")})
+    model["decoder"][0].experts = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    with pytest.raises(UsageError, match=r"it has encoder \(1\), decoder \(1\)\.$"):
+        find_blocks(model, "blocks")
+    assert find_blocks(model, "decoder.0.experts")[0] == "decoder.0.experts"

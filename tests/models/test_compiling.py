@@ -69,7 +69,8 @@ def test_factors_of_layer_norm_scaling_share_code() -> None:
     expected = model(TOKENS)
     compile_blocks(model, backend=backend)
     assert torch.allclose(model(TOKENS), expected, atol=1e-5)
-    assert backend.count <= 3
+    # Once for the first block, and once more with the factor as a variable.
+    assert backend.count == 2
 
 
 def test_gradients_hooks_copies_and_generation() -> None:

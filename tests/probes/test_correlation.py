@@ -113,7 +113,19 @@ def test_one_run_is_resampled_by_pairs_and_a_broken_run_is_left_out() -> None:
     assert found.value == pytest.approx(correlate(x, y)["pearson"].value)
     assert found.runs[1] is None
     assert found.low is None
-    assert "one run alone" in found.reason
+    assert found.reason == "one run alone has a coefficient; 1 of 2 runs left out: the first list is constant"
+
+
+def test_runs_that_are_left_out_are_told() -> None:
+    (x, y), (u, v) = some(10, 0), some(10, 1)
+    for kind, found in correlate_runs([x, [1.0] * 10, u, [2.0] * 10], [y, y, v, [3.0] * 10]).items():
+        own = [correlate(x, y)[kind].value, correlate(u, v)[kind].value]
+        assert found.value == pytest.approx(np.mean(own))
+        assert found.low is not None
+        assert found.reason == "2 of 4 runs left out: the first list is constant"
+    mixed = correlate_runs([x, u, [1.0] * 10, [1.0, 2.0]], [y, v, y, [1.0, 2.0]])["kendall"]
+    assert mixed.reason == "2 of 4 runs left out: the first list is constant; 2 pairs are too few; it takes 3"
+    assert correlate_runs([x, u], [y, v])["kendall"].reason is None
 
 
 def test_lists_of_different_lengths_are_errors() -> None:

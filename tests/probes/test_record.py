@@ -38,6 +38,7 @@ def test_means_weigh_tokens_not_batches(toy: Toys, batches: Toys) -> None:
         model(torch.tensor([[1]]))
         model(torch.zeros(0, 3, dtype=torch.int64))
     assert depth.read_rms[0] == pytest.approx((3 * 1 + 4) / 4)
+    assert depth.read_rms[-1] == pytest.approx(4 * (3 * 1 + 4) / 4)
 
 
 def test_what_the_connection_shows(doubling: Toys) -> None:
@@ -93,6 +94,7 @@ def test_gradients_are_untouched(doubling: Toys) -> None:
     with record(model, inspect=True) as depth:
         model(tokens).square().sum().backward()
     assert all(torch.equal(a, p.grad) for a, p in zip(plain, model.parameters(), strict=True))
+    assert depth.read_rms[-1] is not None
     assert not any(m.total.requires_grad for m in depth._reads)
 
 
@@ -110,6 +112,34 @@ def test_ragged_rows_that_change_are_an_error(doubling: Toys) -> None:
         model(torch.tensor([[0]]))
         with pytest.raises(LeadlineError, match="skip different layers apart"):
             model(torch.tensor([[0]]), skip=(0, 1))
+
+
+@pytest.mark.parametrize("design", ["prenorm", "mgr"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_of_several_exits_in_a_pass_the_last_is_the_readout(design: str, recompute: bool, decoder: Toys) -> None:
+    model = decoder(design, blocks=4)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    model.recompute = recompute
+    one, other = torch.randint(0, 11, (2, 3, 8), generator=generator)
+    with record(model, inspect=True) as whole:
+        for tokens in (one, other[:1]):
+            model.hidden(tokens)
+    with record(model, inspect=True) as depth:
+        for tokens in (one, other[:1]):
+            sum(hidden.square().sum() for hidden in model.exits(tokens, [0, 1, 2, 3])).backward()
+    assert depth.read_rms == pytest.approx(whole.read_rms)
+    assert depth.block_output_rms == pytest.approx(whole.block_output_rms)
+    if design == "mgr":
+        assert depth.connection["weights"][-1] == pytest.approx(whole.connection["weights"][-1])
+    with record(model) as early, torch.no_grad():
+        model.exits(one, [0, 2])
+        both = early.read_rms
+    with record(model) as alone, torch.no_grad():
+        model.exits(one, [2])
+    assert both == pytest.approx(alone.read_rms)
 
 
 def test_bfloat16_is_measured_in_float32(doubling: Toys) -> None:

@@ -164,8 +164,12 @@ def test_cfp_without_a_usable_record(gradient: dict[str, object] | None, message
 
 
 def test_scores_that_are_not_finite_are_named() -> None:
+    toy = stack(EYE, math.nan * EYE)
     with pytest.raises(LeadlineError, match="--criterion magnitude gives nan for block 1"):
-        scores("magnitude", stack(EYE, math.nan * EYE))
+        scores("magnitude", toy)
+    for criterion, kind in (("magnitude", "block"), ("angular", "sublayer"), ("cfp", "block"), ("magnitud", "block")):
+        with pytest.raises(LeadlineError, match=f"^--criteria {criterion} "):
+            rank(criterion, kind, Evidence(stack=toy), option="--criteria")
 
 
 def test_unknown_criteria() -> None:

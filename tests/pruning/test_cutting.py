@@ -58,7 +58,9 @@ def test_the_record_says_what_was_read_and_not_what_was_asked_for(trained: Any) 
     data = subject.data(str(trained.data))
     asked = dataclasses.replace(wish("similarity"), calibration_tokens=10**12)
     read = prune(subject, data, asked, None)["calibration"]["tokens"]
-    assert 0.9 * data.train.tokens < read <= data.train.tokens + READING.batch_size * READING.context
+    assert read == data.train.windows(READING.context) * READING.context
+    one = dataclasses.replace(asked, calibration_tokens=9 * 16 + 5, reading=dataclasses.replace(READING, batch_size=7))
+    assert prune(subject, data, one, None)["calibration"]["tokens"] == 9 * 16
 
 
 def test_a_cut_model_is_cut_again_by_its_record(trained: Any, tmp_path: Path) -> None:
@@ -130,6 +132,22 @@ def test_a_folder_that_holds_something_is_refused(trained: Any, tmp_path: Path) 
         prune(subject, data, wish(), tmp_path / "out")
 
 
+def test_an_empty_folder_that_is_there_stays_the_same_folder(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = open_subject(trained())
+    data = subject.data(str(trained.data))
+    (tmp_path / "here").mkdir()
+    (tmp_path / "link").symlink_to("here")
+    monkeypatch.chdir(tmp_path / "here")
+    record = prune(subject, data, wish(None, blocks="1"), Path("."))
+    assert json.loads(Path("prune.json").read_text()) == record
+    assert open_subject(tmp_path / "here").stack.blocks == 3
+    with pytest.raises(UsageError, match="holds something already"):
+        prune(subject, data, wish(None, blocks="1"), tmp_path / "link")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "link"]
+
+
 @pytest.mark.parametrize("broken", ["surgery", "reload", "unpruned", "cache", "interrupt"])
 def test_nothing_is_left_behind(broken: str, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = open_subject(trained())
@@ -156,8 +174,8 @@ def test_nothing_is_left_behind(broken: str, trained: Any, tmp_path: Path, monke
 
     message = {
         "surgery": "the cut model against passing by: logits differ",
-        "reload": "the model loaded again: logits differ",
-        "unpruned": "the model loaded again: logits differ",
+        "reload": "the model loaded again: blocks.0.mlp.down.weight has other values",
+        "unpruned": "the model loaded again: blocks.1.attention.output.weight has other values",
         "cache": "generation with the cache: logits differ",
         "interrupt": "",
     }[broken]
@@ -201,6 +219,31 @@ def test_no_record_of_gradients(trained: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--criterion cfp: .* has no gradient.json, .*GradientShare"):
         prune(subject, subject.data(str(trained.data)), wish("cfp"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_is_cut_by_its_own_record(trained: Any, tmp_path: Path) -> None:
+    """Opened as a model, which takes a tokenizer beside it."""
+    import shutil
+
+    shutil.copytree(trained(), tmp_path / "run")
+    (newest,) = (tmp_path / "run" / "checkpoints").iterdir()
+    older = Path(shutil.copytree(newest, newest.with_name("step-00000002")))
+    record = json.loads((newest / "gradient.json").read_text())
+    (older / "gradient.json").write_text(json.dumps(record | {"share": record["share"][::-1]}))
+    for checkpoint in (newest, older):
+        ByteTokenizer().save(checkpoint)
+    subject = open_subject(older)
+    data = subject.data(str(trained.data))
+    assert subject.has_gradient
+    scores = [prune(open_subject(path), data, wish("cfp"), None)["scores"] for path in (newest, older)]
+    assert list(scores[0].values()) == record["share"] == list(scores[1].values())[::-1]
+    for checkpoint in (newest, older):
+        (checkpoint / "gradient.json").unlink()
+    assert open_subject(newest).has_gradient
+    assert not open_subject(older).has_gradient
+    with pytest.raises(UsageError, match=r"--criterion cfp: .*step-00000002 has no gradient.json of its own"):
+        prune(open_subject(older), data, wish("cfp"), None)
+    assert prune(open_subject(older), data, wish("magnitude"), None)["gradient"] is None
 
 
 def test_no_model(tmp_path: Path) -> None:

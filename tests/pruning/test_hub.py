@@ -11,7 +11,7 @@ import torch
 
 from leadline.data import ByteTokenizer
 from leadline.errors import LeadlineError, UsageError
-from leadline.pruning import Amount, Healing, Reading, Timing, Wish, open_subject, prune
+from leadline.pruning import Amount, Healing, Reading, Timing, Wish, cutting, open_subject, prune
 from leadline.stacks import Unit
 
 transformers = pytest.importorskip("transformers")
@@ -51,17 +51,20 @@ def wish(criterion: str | None, **more: Any) -> Wish:
         ("gpt2", "taylor"),
         ("gpt_neox", "similarity"),
         ("qwen3", "magnitude"),
+        ("qwen3", "similarity"),
         ("gemma2", "ablation"),
+        ("gemma2", "taylor"),
     ],
 )
 def test_families(name: str, criterion: str, hub: Make, trained: Any, tmp_path: Path) -> None:
+    """Also those whose layers alternate between kinds, whatever kinds go."""
     subject = open_subject(hub(name))
     data = subject.data(str(trained.data))
-    # Of layers whose kinds alternate, whole periods can go.
-    amount = {"blocks": "1..2"} if name in ("qwen3", "gemma2") else {"count": 2}
-    asked = wish(None if "blocks" in amount else criterion, **amount)
-    record = prune(subject, data, asked, tmp_path / "out")
+    record = prune(subject, data, wish(criterion, count=2), tmp_path / "out")
+    assert len(record["scores"]) == 6
     assert len(record["cut"]) == 2
+    if criterion not in ("angular", "random"):
+        assert max(record["scores"][unit] for unit in record["cut"]) <= min(record["scores"][u] for u in record["kept"])
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.config.get_text_config().num_hidden_layers == 4
     tokens = torch.arange(12).view(1, 12)
@@ -101,14 +104,53 @@ def test_what_is_cut_are_the_blocks_of_the_stack(
     monkeypatch.setattr(saving, "operate", told)
     subject = open_subject(hub("llama"))
     prune(subject, subject.data(str(trained.data)), wish(None, blocks="1"), tmp_path / "out")
-    assert asked == ["model.layers"] * 2
+    # To see that it can be saved, that these blocks can go, to cut, and to save.
+    assert asked == ["model.layers"] * 4
 
 
-def test_what_would_not_reload_is_refused(hub: Make, trained: Any, tmp_path: Path) -> None:
+def test_what_would_not_reload_is_refused_before_it_is_measured(
+    hub: Make, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subject = open_subject(hub("gpt2", scale_attn_by_inverse_layer_idx=True))
+    data = subject.data(str(trained.data))
+    monkeypatch.setattr(cutting, "quality", measured)
     with pytest.raises(LeadlineError, match="works it out from the layer's number"):
-        prune(subject, subject.data(str(trained.data)), wish(None, blocks="1"), tmp_path / "out")
+        prune(subject, data, wish(None, blocks="1"), tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpt2"]
+
+
+def measured(*_: Any) -> None:
+    raise AssertionError("something was measured")
+
+
+@pytest.mark.parametrize("why", ["quantised", "narrowed", "spread", "generation"])
+def test_what_cannot_be_saved_at_all_is_refused_before_anything_is_scored(
+    why: str, hub: Make, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = open_subject(hub("llama"))
+    data = subject.data(str(trained.data))
+    model = subject.stack.model
+    if why == "quantised":
+        model.config.quantization_config = {"quant_method": "gptq"}
+    elif why == "narrowed":
+        model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.bfloat16()
+    elif why == "spread":
+        model.hf_device_map = {"model.layers.0": 0, "model.layers.1": "cpu"}
+    else:
+        model.generation_config.temperature = 0.7
+    said = {
+        "quantised": "the weights are quantised",
+        "narrowed": "inv_freq is bfloat16 here",
+        "spread": "spread over devices",
+        "generation": r"^transformers does not save this generation_config.json: temperature can't stand",
+    }[why]
+    # Without a folder it is measured.
+    assert len(prune(subject, data, wish("magnitude", count=1), None)["cut"]) == 1
+    monkeypatch.setattr(cutting, "choose", measured)
+    with pytest.raises(LeadlineError, match=said) as caught:
+        prune(subject, data, wish("magnitude", count=1), tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
 
 
 def test_healing_and_speed(hub: Make, trained: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -65,7 +66,11 @@ def test_a_sublayer_that_is_not_there() -> None:
 
 @pytest.mark.parametrize(
     ("ratio", "units", "count"),
-    [(0.25, 24, 6), (0.1, 24, 2), (0.1, 25, 3), (0.5, 5, 3), (0.3, 30, 9), (0.0, 24, 0), (0.96, 24, 23)],
+    [
+        *[(0.25, 24, 6), (0.1, 24, 2), (0.1, 25, 3), (0.5, 5, 3), (0.3, 30, 9), (0.0, 24, 0), (0.96, 24, 23)],
+        # Halves, which as floats are a little less.
+        *[(0.58, 25, 15), (0.7, 45, 32), (0.29, 50, 15), (0.35, 90, 32), (1e-05, 50000, 1)],
+    ],
 )
 def test_a_ratio_is_rounded_to_the_nearest(ratio: float, units: int, count: int) -> None:
     assert number_to_cut(Amount(ratio=ratio), units, units, "block") == count
@@ -75,15 +80,25 @@ def test_a_ratio_is_rounded_to_the_nearest(ratio: float, units: int, count: int)
     ("amount", "message"),
     [
         ({"ratio": 0.01}, r"--ratio 0\.01 of 24 blocks is none; 0\.042 is one of them"),
-        ({"ratio": 0.99}, r"is 24 of 24 blocks, which leaves nothing; 23 is the most"),
-        ({"count": 24}, "leaves nothing; 23 is the most"),
-        ({"count": 99}, "leaves nothing; 23 is the most"),
+        ({"ratio": 0.99}, r"is 24 of 24 blocks, which leaves nothing; --ratio 0\.83 is 20, the most"),
+        ({"ratio": 0.9}, r"leave 20 to choose from; --ratio 0\.83 is 20, the most"),
+        ({"count": 24}, "leaves nothing; 20 is the most"),
+        ({"count": 99}, "leaves nothing; 20 is the most"),
         ({"count": 21, "protect_first": 2, "protect_last": 2}, "--protect-first 2 and --protect-last 2 leave 20"),
     ],
 )
 def test_more_than_there_is(amount: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         number_to_cut(Amount(**amount), 24, 20, "block")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("units", [2, 3, 4, 24, 101, 1000])
+def test_the_ratio_that_is_named_works(units: int) -> None:
+    with pytest.raises(UsageError, match="leaves nothing") as error:
+        number_to_cut(Amount(ratio=0.9999), units, units, "block", "--sweep")
+    named = re.search(r"--sweep (\S+) is \d+, the most", str(error.value))
+    assert named is not None
+    assert number_to_cut(Amount(ratio=float(named[1])), units, units, "block") == units - 1
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leadline.errors import LeadlineError
-from leadline.pruning.stability import jaccard, kendall, paired_gap, spearman, stability, stability_gap
+from leadline.pruning.stability import Gap, corrected, jaccard, kendall, paired_gap, spearman, stability, stability_gap
 
 UP, DOWN, SWAPPED = [1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 4.0, 3.0]
 
@@ -45,9 +45,28 @@ def test_a_paired_gap() -> None:
     clear = paired_gap([1.0, 1.1, 0.9])
     # t(0.975, 2) = 4.303.
     assert (clear.mean, clear.high) == (pytest.approx(1.0), pytest.approx(1.0 + 4.3027 * 0.1 / 3**0.5, rel=1e-4))
+    # With two degrees of freedom p = 1 − t / √(t² + 2), and t is 10 √3.
+    assert clear.p_value == pytest.approx(1 - 300**0.5 / 302**0.5)
     assert clear.beyond_noise is True
     assert paired_gap([1.0, -1.0, 0.5]).beyond_noise is False
     assert paired_gap([1.0]).beyond_noise is None
+    # A gap that is the same for each seed says nothing of how far the next one would be off, unless it is none.
+    assert paired_gap([0.001] * 3).beyond_noise is None
+    assert paired_gap([0.0] * 3).beyond_noise is False
+
+
+def test_holm() -> None:
+    gaps = {"a": Gap(mean=1.0, p_value=0.02), "b": Gap(mean=1.0, p_value=0.01), "c": Gap(mean=1.0, p_value=0.04)}
+    found = corrected({**gaps, "d": None, "e": Gap(mean=1.0)})
+    values = {name: None if gap is None else gap.p_value for name, gap in found.items()}
+    assert values == {
+        "a": pytest.approx(0.04),
+        "b": pytest.approx(0.03),
+        "c": pytest.approx(0.04),
+        "d": None,
+        "e": None,
+    }
+    assert [paired.beyond_noise for paired in found.values() if paired is not None] == [True, True, True, None]
 
 
 def test_a_gap_of_stability() -> None:

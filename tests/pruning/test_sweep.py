@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from leadline.errors import UsageError
+from leadline.data import ByteTokenizer
+from leadline.errors import LeadlineError, UsageError
 from leadline.pruning import Amount, Reading, Wish, open_subject, prune
+from leadline.pruning import sweep as sweeping
 from leadline.pruning.criteria import CRITERIA
 from leadline.pruning.report import headline, write_sweep
-from leadline.pruning.sweep import SweepWish, sweep
+from leadline.pruning.sweep import SweepWish, asked_of, sweep
+from leadline.pruning.sweep_memory import MEMORY_FILE, SweepMemory
 from leadline.pruning.tasks import Question, Task
 
 READING = Reading(context=16, stride=16, tokens=64)
@@ -66,7 +70,8 @@ def test_calibration_texts_of_one_model(trained: Any) -> None:
     assert results["criteria"]["cfp"]["stability"]["kendall"] == 1.0
     first, second = results["criteria"]["taylor"]["scores"]
     assert first != second
-    assert results["verdict"]["verdict"] != "holds"
+    assert results["verdict"]["verdict"] == "open"
+    assert "which one model can't tell from noise: without 2 of 4 blocks" in headline(results)
 
 
 def test_sublayers_and_protected_ends(trained: Any) -> None:
@@ -109,6 +114,15 @@ def test_what_does_not_fit(trained: Any, saved: Any) -> None:
         wish(0.5, criteria=("simlarity",))
 
 
+def changed(run: Path, folder: Path, **config: Any) -> Path:
+    """A copy of a run whose record says that it was trained otherwise."""
+    shutil.copytree(run, folder)
+    record = json.loads((folder / "run.json").read_text())
+    record["config"] |= config
+    (folder / "run.json").write_text(json.dumps(record))
+    return folder
+
+
 def test_models_of_different_tokenizers(trained: Any) -> None:
     one, two = (open_subject(trained(seed=seed)) for seed in (0, 1))
     tokenizer: Any = SimpleNamespace(hash="another")
@@ -124,3 +138,154 @@ def test_models_of_different_depth(trained: Any, tmp_path: Path) -> None:
     prune(subject, data, cut, tmp_path / "smaller")
     with pytest.raises(UsageError, match="has other blocks than"):
         sweep([subject, open_subject(tmp_path / "smaller")], data, wish(0.5))
+
+
+def test_models_that_differ_in_more_than_their_seed(trained: Any, tmp_path: Path) -> None:
+    first, other = trained(), trained(seed=1)
+    data = open_subject(first).data(str(trained.data))
+    (tmp_path / "link").symlink_to(first)
+    another, rate = trained("peri-ln", seed=1), changed(other, tmp_path / "rate", learning_rate=0.04)
+    refused = {
+        tmp_path / "link": "link has the same weights as",
+        another: "are configured differently: .* in the first and .* in the other",
+        rate: "are trained differently: learning rate is 0.02 in the first and 0.04 in the other",
+        changed(other, tmp_path / "twin", seed=0): "twin has the same seed as",
+    }
+    for path, said in refused.items():
+        with pytest.raises(UsageError, match=f"{said}.*; the models of a sweep differ by seed alone: train one design"):
+            sweep([open_subject(first), open_subject(path)], data, wish(0.5))
+    # How often a run was evaluated changes nothing of what it learnt.
+    asked_of([open_subject(first), open_subject(changed(other, tmp_path / "same", evaluate_every=2))], data, wish(0.5))
+
+
+def test_what_decides_the_numbers_of_a_hugging_face_model(trained: Any, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    import tiny_hub_models
+    import torch
+
+    tiny_hub_models.build(tiny_hub_models.CONFIGS["llama"](vocab_size=256), dtype=torch.float32).save_pretrained(
+        tmp_path
+    )
+    ByteTokenizer().save(tmp_path)
+
+    def asked() -> dict[str, Any]:
+        subject = open_subject(tmp_path)
+        return asked_of([subject], subject.data(str(trained.data)), wish(0.5))
+
+    before = asked()
+    assert (before["device"], before["transformers"]) == ("cpu", transformers.__version__)
+    assert asked() == before
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 77.0
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    after = asked()
+    assert before["models"][0]["weights"] == after["models"][0]["weights"]
+    assert before["models"] != after["models"]
+    first, other = open_subject(tmp_path), open_subject(tmp_path)
+    first.stack.model.config.rope_parameters["rope_theta"] = 10000.0
+    said = "are configured differently: rope parameters rope theta is 10000.0 in the first and 77.0 in the other"
+    with pytest.raises(UsageError, match=said):
+        asked_of([first, other], first.data(str(trained.data)), wish(0.5))
+    own = open_subject(trained())
+    assert "transformers" not in asked_of([own], own.data(str(trained.data)), wish(0.5))
+
+
+def test_a_record_that_ranks_nothing_leaves_cfp_out(trained: Any, tmp_path: Path) -> None:
+    run = changed(trained(), tmp_path / "run")
+    record = json.loads((run / "gradient.json").read_text())
+    (run / "gradient.json").write_text(json.dumps({**record, "share": [None, 0.5, 0.3, 0.2]}))
+    subject = open_subject(run)
+    data = subject.data(str(trained.data))
+    asked, memory = wish(0.5, seeds=(0,)), tmp_path / MEMORY_FILE
+    results = sweep([subject], data, asked, memory=SweepMemory(asked_of([subject], data, asked), memory))
+    assert "gradient.json has no share for block 0" in results["left_out"]["cfp"]
+    assert tuple(results["criteria"]) == CRITERIA[1:]
+    with pytest.raises(
+        UsageError, match=r"^--criteria cfp: .* has no share for block 0.*; similarity, angular, .* work"
+    ):
+        sweep([subject], data, wish(0.5, criteria=("cfp",)))
+    # With the record mended, what was measured stays; only cfp is new, and new again with another record.
+    known = json.loads(memory.read_text())["known"]
+    for shares in ([0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]):
+        (run / "gradient.json").write_text(json.dumps({**record, "share": shares}))
+        again = SweepMemory(asked_of([subject], data, asked), memory)
+        assert again.dropped == []
+        assert sweep([subject], data, asked, memory=again)["criteria"]["cfp"]["scores"] == [shares]
+        assert json.loads(memory.read_text())["known"].items() >= known.items()
+
+
+def test_what_is_known_of_a_model_stays_whichever_models_are_beside_it(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+
+    def told(text: str) -> None:
+        measured.append(text)
+
+    folders = [shutil.copytree(trained(seed=seed), tmp_path / f"seed{seed}") for seed in range(3)]
+    data, asked, memory = open_subject(folders[0]).data(str(trained.data)), wish(0.5), tmp_path / MEMORY_FILE
+
+    def swept(*paths: Path, asked: SweepWish = asked) -> SweepMemory:
+        subjects = [open_subject(path) for path in paths]
+        kept = SweepMemory(asked_of(subjects, data, asked), memory)
+        sweep(subjects, data, asked, told, kept)
+        return kept
+
+    swept(folders[0], folders[2])
+    measured.clear()
+    folders[0].rename(tmp_path / "moved")
+    swept(tmp_path / "moved", folders[1], folders[2])
+    # `random` draws by the place among the models, and the place of one has changed.
+    assert all(text.startswith("seed1: ") or "random" in text for text in measured if " of " not in text)
+    assert any(text.startswith("seed1: ") for text in measured)
+    monkeypatch.setattr(sweeping, "versions", lambda hugging_face: {"leadline": "0.0"})
+    assert swept(tmp_path / "moved", folders[1]).dropped[0].startswith("leadline is ")
+
+
+def test_a_headline_names_noise(trained: Any) -> None:
+    def results(**losses: list[float]) -> dict[str, Any]:
+        def quality(values: list[float]) -> list[dict[str, float]]:
+            return [{"loss": value, "perplexity": 2 * value} for value in values]
+
+        criteria = {name: {"points": [{"count": 1, "quality": quality(v)}]} for name, v in losses.items()}
+        return {
+            "criteria": criteria, "seeds_are": "models", "whole": quality([1.0]), "ratios": [0.5], "unit": "block",
+            "units": ["0", "1"],
+        }  # fmt: skip
+
+    low, near, high = [2.0, 2.1, 2.02], [2.05, 2.07, 2.06], [3.0, 3.15, 2.99]
+    tail = ": without 1 of 2 blocks perplexity goes from 2 to 4.08"
+    assert headline(results(cfp=low, taylor=near, random=high)) == (
+        f"cfp loses least over these ratios, within noise of taylor{tail}"
+    )
+    assert headline(results(cfp=low, random=high)) == f"cfp loses least over these ratios{tail}"
+    assert headline(results(cfp=low)) == f"cfp is the only criterion{tail}"
+
+
+def test_normalised_goes_with_cfp() -> None:
+    base = dataclasses.replace(BASE, normalised=True)
+    with pytest.raises(
+        UsageError, match=r"--criteria taylor,random is without it; leave --normalised out, or name cfp"
+    ):
+        wish(0.5, base=base, criteria=("taylor", "random"))
+    wish(0.5, base=base, criteria=("taylor", "cfp"))
+    wish(0.5, base=base)
+
+
+def test_a_task_with_a_choice_without_tokens_is_refused_first(trained: Any) -> None:
+    subject = open_subject(trained())
+    data = subject.data(str(trained.data))
+    tokenizer: Any = SimpleNamespace(hash="", encode=lambda text: [])
+    subject.opened = dataclasses.replace(subject.opened, tokenizer=tokenizer)
+    task = Task(name="marks", questions=(Question(question="By", choices=("a", "b"), answer=0, line=7),))
+    said: list[str] = []
+    with pytest.raises(LeadlineError, match="--task, line 7: the choice 'a' has no tokens"):
+        sweep([subject], data, wish(0.5, criteria=("cfp",), seeds=(0,), task=task), said.append)
+    assert said == []
+
+
+def test_errors_of_a_criterion_name_the_option_of_a_sweep(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = open_subject(trained())
+    monkeypatch.setattr("leadline.pruning.weighing.magnitude", lambda stack, kind: [float("nan")] * 4)
+    with pytest.raises(LeadlineError, match=r"^--criteria magnitude gives nan for block 0"):
+        sweep([subject], subject.data(str(trained.data)), wish(0.5, criteria=("magnitude",), seeds=(0,)))

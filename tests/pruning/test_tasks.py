@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from toy_stack import ToyStack
 from leadline.data import ByteTokenizer
 from leadline.errors import LeadlineError, UsageError
 from leadline.hub.open import OpenedModel
-from leadline.pruning.tasks import accuracy_on, read_task
+from leadline.pruning.tasks import accuracy_on, check_task, read_task
 
 
 def write(path: Path, *questions: Any) -> Path:
@@ -52,6 +53,19 @@ def test_lines_that_are_no_question(line: Any, tmp_path: Path) -> None:
     good = {"question": "?", "choices": ["a", "b"], "answer": 0}
     with pytest.raises(LeadlineError, match="line 2"):
         read_task(write(tmp_path / "q.jsonl", good, line))
+
+
+def test_a_choice_without_tokens_is_named(tmp_path: Path) -> None:
+    letters: Any = SimpleNamespace(
+        separator=0, encode=lambda text: [ord(letter) for letter in text if letter.isalpha()]
+    )
+    good = {"question": "?", "choices": ["a", "b"], "answer": 0}
+    task = read_task(write(tmp_path / "q.jsonl", good, {"question": "a", "choices": ["b", " "], "answer": 0}))
+    opened = OpenedModel(ToyStack(torch.eye(256), [torch.zeros(256, 256)]), letters, "leadline", tmp_path)
+    for check in (lambda: accuracy_on(opened.stack, opened, task), lambda: check_task(task, letters)):
+        with pytest.raises(LeadlineError, match="--task, line 2: the choice ' ' has no tokens"):
+            check()
+    check_task(task, ByteTokenizer())
 
 
 def test_no_questions(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from leadline.models import Decoder
 from leadline.models.config import RepeatConfig
 from leadline.training import GradientShare, effective_ranks, load_gradient, train
 from leadline.training.checkpoint import find_checkpoint
+from leadline.training.gradient_file import write_gradient
 from leadline.training.gradient_norms import measure_norms
 
 SHAPE = ShapeConfig(dim=8, blocks=3, heads=2, kv_heads=2, head_dim=4, hidden=12, context=16)
@@ -266,8 +267,18 @@ def test_it_is_saved_and_read(tmp_path: Path) -> None:
     assert all(1.0 < value <= 8.0 for value in rank["effective_rank"])
 
 
+def test_what_a_killed_run_left_half_written_goes(tmp_path: Path) -> None:
+    (tmp_path / ".gradient.json.123.partial").write_text("{")
+    write_gradient(tmp_path, {"share": [1.0]})
+    assert [path.name for path in tmp_path.iterdir()] == ["gradient.json"]
+
+
 def test_there_is_no_record(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"has no gradient\.json.*`leadline train` always records it.*share\.save"):
+    with pytest.raises(
+        UsageError,
+        match=r"has no gradient\.json.*`leadline train` always records it.*"
+        r"after the last backward of each step, share\.save",
+    ):
         load_gradient(tmp_path)
     for content in ("{", "[]", '{"share": 3}'):
         (tmp_path / "gradient.json").write_text(content)
@@ -288,3 +299,27 @@ def test_a_run_writes_it(config: Any, tmp_path: Path) -> None:
         # Before clipping: far above the largest norm that may pass.
         assert min(record["gradient_norm"]) > 0.01
         assert sum(square**2 for square in record["gradient_norm"]) < steps[record["step"] - 1]["grad_norm"] ** 2
+
+
+def test_a_checkpoint_has_the_record_up_to_its_own_step(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(config(checkpoint_every=3, keep=2, equalise=True), tmp_path / "run")
+    older, newest = (find_checkpoint(tmp_path / "run", step) for step in (3, 6))
+    whole = load_gradient(tmp_path / "run")
+    assert (load_gradient(older)["steps"], load_gradient(newest)) == (3, whole)
+    assert load_gradient(older)["equalised"]["steps"] == 3
+    assert load_gradient(older)["share"] != whole["share"]
+    # Those of earlier versions had none: the run's is that of the newest alone.
+    for checkpoint in (older, newest):
+        (checkpoint / "gradient.json").unlink()
+    assert load_gradient(newest) == whole
+    with pytest.raises(UsageError, match=r"step-00000003 has no gradient.json of its own.*of a later step.*newest"):
+        load_gradient(older)
+    for checkpoint, known in ((newest, True), (older, False)):
+        monkeypatch.chdir(checkpoint)
+        if known:
+            assert load_gradient(".") == whole
+        else:
+            with pytest.raises(UsageError, match="of its own"):
+                load_gradient(".")

@@ -49,7 +49,7 @@ class Arguments:
     """Tokens in a sequence; each model's own, but 512 at most, unless given."""
 
     batch_size: int = 8
-    """Sequences in a pass: time and memory. Of the results it changes those of gradients, which are of a batch's mean."""
+    """Sequences in a pass: time and memory. Of the results it changes those of gradients, each of a batch's mean."""
 
     parts: str = "all"
     """What to measure: all, or some of activations, similarity, lens, gradients, ablation, connection and bhyt, with

@@ -83,8 +83,8 @@ class Arguments:
     speed: bool = False
     """Also measure prefill and generation before and after."""
 
-    speed_batches: str = "1,4,16"
-    """Batch sizes for --speed."""
+    speed_batches: str | None = None
+    """Batch sizes for --speed; 1,4,16 unless given."""
 
     dry_run: bool = False
     """Score, choose and measure with the cut passed by; write nothing."""
@@ -96,14 +96,15 @@ class Arguments:
     criteria: str | None = None
     """With --sweep: which criteria; all that fit unless given."""
 
-    seeds: str = "3"
-    """With --sweep and one model: how many calibration texts (3 means 0, 1, 2), or which. Several models are seeds."""
+    seeds: str | None = None
+    """With --sweep and one model: how many calibration texts (3 means 0, 1, 2), or which; 3 unless given. Several
+    models are seeds themselves."""
 
     task: Path | None = None
     """With --sweep: questions to answer at every ratio, JSON lines with question, choices and answer (from 0)."""
 
-    seed: int = 0
-    """Of the calibration text, of random, and of healing."""
+    seed: int | None = None
+    """Of the calibration text, of random, and of healing; 0 unless given. In a sweep of one model --seeds says it."""
 
     out: Path | None = None
     """Where the result goes: a new or empty folder."""
@@ -138,10 +139,10 @@ def run(arguments: Arguments) -> int:
 def _prune(arguments: Arguments) -> int:
     from leadline.errors import UsageError
     from leadline.files import write_json
-    from leadline.pruning import open_subject, prune
+    from leadline.pruning import CRITERIA, open_subject, prune
     from leadline.pruning.cutting import check_new
 
-    for option in ("criteria", "task"):
+    for option in ("criteria", "seeds", "task"):
         if getattr(arguments, option) is not None:
             raise UsageError(f"--{option} goes with --sweep")
     if arguments.dry_run:
@@ -154,7 +155,8 @@ def _prune(arguments: Arguments) -> int:
         raise UsageError("--normalised divides the shares that --criterion cfp reads, and goes with it alone")
     if len(arguments.model) != 1:
         raise UsageError(f"{len(arguments.model)} models are given; a cut takes one, and --sweep several")
-    amount_of(arguments)
+    if amount_of(arguments).blocks is None and arguments.criterion is None:
+        raise UsageError(f"--criterion is missing: it says what chooses the blocks; {', '.join(CRITERIA)} work")
     if arguments.out is not None:
         check_new(arguments.out)
     subject = open_subject(arguments.model[0], arguments.device, layers=arguments.layers)
@@ -183,13 +185,23 @@ def _sweep(arguments: Arguments) -> int:
             raise UsageError(f"--{option.replace('_', '-')} is for a single cut and does not go with --sweep")
     if arguments.speed:
         raise UsageError("--speed is for a single cut and does not go with --sweep")
+    if len(arguments.model) > 1 and arguments.seeds is not None:
+        raise UsageError(
+            f"--seeds {arguments.seeds} goes with one model; several models are the seeds, and --seed chooses the "
+            "calibration text that they share"
+        )
+    if len(arguments.model) == 1 and arguments.seed is not None:
+        raise UsageError(
+            f"--seed {arguments.seed} does nothing in a sweep of one model, whose seeds are calibration texts; "
+            "--seeds says how many (3), or which (0,1,5)"
+        )
     if len(set(arguments.model)) < len(arguments.model):
         raise UsageError("a model is named twice; the models of a sweep differ by seed")
     if arguments.out is not None:
         check_sweep_folder(arguments.out, (LOCK_FILE,))
     task = None if arguments.task is None else read_task(arguments.task)
     ratios = numbers(arguments.sweep or "", "--sweep", float)
-    seeds = parse_seeds(arguments.seeds)
+    seeds = parse_seeds(arguments.seeds or "3")
     criteria = None if arguments.criteria is None else tuple(arguments.criteria.replace(" ", "").split(","))
     subjects = [open_subject(path, arguments.device, layers=arguments.layers) for path in arguments.model]
     for subject in subjects:  # each of them has to be of that text's tokens
@@ -228,7 +240,7 @@ def _swept(subjects: Sequence[Subject], data: DataSet, wish: SweepWish, argument
         raise LeadlineError(f"--out {out} cannot be written: {error.strerror}") from error
     with alone(out, "prune"):
         check_same_sweep(out, asked)
-        results = sweep(subjects, data, wish, Progress(), SweepMemory(out / MEMORY_FILE, asked))
+        results = sweep(subjects, data, wish, Progress(), SweepMemory(asked, out / MEMORY_FILE))
         write_sweep(results, out, command_line(arguments))
     return results
 
@@ -264,7 +276,7 @@ def wish_of(arguments: Arguments, subject: Subject) -> Wish:
         unit=arguments.unit,
         normalised=arguments.normalised,
         calibration_tokens=parse_count(arguments.calibration_tokens, "--calibration-tokens"),
-        seed=arguments.seed,
+        seed=arguments.seed or 0,
         heal=_healing(arguments, subject, context),
         speed=_timing(arguments, context),
     )
@@ -284,16 +296,19 @@ def _healing(arguments: Arguments, subject: Subject, context: int) -> Healing | 
         learning_rate=subject.healing_rate if arguments.heal_lr is None else arguments.heal_lr,
         batch_size=arguments.batch_size,
         context=context,
-        seed=arguments.seed,
+        seed=arguments.seed or 0,
     )
 
 
 def _timing(arguments: Arguments, context: int) -> Timing | None:
+    from leadline.errors import UsageError
     from leadline.pruning import Timing
 
     if not arguments.speed:
+        if arguments.speed_batches is not None:
+            raise UsageError(f"--speed-batches {arguments.speed_batches} goes with --speed")
         return None
-    batches = numbers(arguments.speed_batches, "--speed-batches", int)
+    batches = numbers(arguments.speed_batches or "1,4,16", "--speed-batches", int)
     return Timing(batch_sizes=batches, prompt=max(1, min(128, context)), tokens=max(1, min(32, context - 1)))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.errors import LeadlineError
+from leadline.hub.library import one_line
 
 _SAME = {torch.float64: 1e-10, torch.float32: 1e-5}
 # Models compute softmax and rotary angles in float32, whatever their dtype.
@@ -108,15 +109,18 @@ def check_cache(model: Any, tokens: Tensor, steps: int = STEPS) -> int:
         do_sample=False, num_beams=1, use_cache=True, max_new_tokens=steps, min_new_tokens=steps, pad_token_id=0,
         return_dict_in_generate=True, output_logits=True,
     )  # fmt: skip
-    training = model.training
+    training, own = model.training, model.generation_config
     model.eval()
+    # The model's own settings would fill in what these leave open: more sequences, stop strings, another cache.
+    model.generation_config = settings
     try:
         with torch.no_grad():
             generated = model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=settings)
     except Exception as error:  # A layer that finds another's entries fails in many ways.
-        raise LeadlineError(f"{type(model).__name__} cannot generate with its cache: {error}") from error
+        raise LeadlineError(f"{type(model).__name__} cannot generate with its cache: {one_line(error)}") from error
     finally:
         model.train(training)
+        model.generation_config = own
     tolerance = _CACHED.get(model.dtype, _CACHED_HALF)
     for step, cached in enumerate(generated.logits):
         prefix = generated.sequences[:, : prompt.shape[1] + step]

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leadline.errors import LeadlineError
+from leadline.hub.library import one_line
 
 _COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _FROM_THE_FRONT = ("first_k_dense_replace", "num_dense_layers", "max_window_layers", "moe_layer_start_index")
@@ -75,7 +76,8 @@ def cut_config(config: Any, blocks: int, kept: Sequence[int]) -> ConfigCut:
         new = type(config).from_dict(copy.deepcopy(values))
     except Exception as error:  # Whatever the library objects to is the reason of the refusal.
         raise LeadlineError(
-            f"{type(config).__name__} does not accept its own values with {len(kept)} of {blocks} blocks: {error}"
+            f"{type(config).__name__} does not accept its own values with {len(kept)} of {blocks} blocks: "
+            f"{one_line(error)}"
         ) from error
     new._attn_implementation = config._attn_implementation
     new._experts_implementation = config._experts_implementation

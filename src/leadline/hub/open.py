@@ -15,10 +15,12 @@ from typing import Any, Literal
 
 import torch
 
-from leadline.data import FileTokenizer, Tokenizer, load_tokenizer
+from leadline.data import Tokenizer, load_tokenizer
 from leadline.data.tokenizers import FILE
 from leadline.errors import LeadlineError, UsageError
+from leadline.hub.library import one_line
 from leadline.hub.saving import load_causal_lm
+from leadline.hub.tokenizer import read_tokenizer
 from leadline.models import Decoder
 from leadline.models.saving import CONFIG
 from leadline.stacks import Stack, stack_of
@@ -91,7 +93,7 @@ def open_model(
     model: Any
     if kind == "hugging-face":
         model = _load_hugging_face(path, dtype)
-        tokenizer, begins = _hugging_face_tokenizer(path, getattr(model.config, "eos_token_id", None))
+        tokenizer, begins = read_tokenizer(path, getattr(model.config, "eos_token_id", None))
     elif kind == "run":
         model, tokenizer = load_model(path)
         begins = None
@@ -125,12 +127,7 @@ def _load_hugging_face(path: Path, dtype: torch.dtype | None) -> Any:
     try:
         return load_causal_lm(path, dtype or _stored_dtype(_read_config(path)))
     except LeadlineError as error:
-        raise LeadlineError(f"{path}: {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    """What another library says, often over many lines."""
-    return " ".join(str(error).split())
+        raise LeadlineError(f"{path}: {one_line(error)}") from error
 
 
 def _stored_dtype(config: dict[str, Any]) -> torch.dtype:
@@ -141,55 +138,6 @@ def _stored_dtype(config: dict[str, Any]) -> torch.dtype:
         if isinstance(dtype, torch.dtype):
             return dtype
     return torch.float32
-
-
-def _hugging_face_tokenizer(path: Path, eos: int | list[int] | None) -> tuple[Tokenizer, int | None]:
-    """The tokenizer, and the token that it would begin every text with, if any."""
-    import tokenizers
-
-    if not (path / FILE).is_file():
-        return _from_other_files(path)
-    try:
-        content = (path / FILE).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise LeadlineError(f"can't read {path / FILE}: {error}") from error
-    try:
-        tokenizer = load_tokenizer(path)
-    except UsageError:
-        # It doesn't say what ends a document; the model's configuration may.
-        number = (eos[0] if eos else None) if isinstance(eos, list) else eos
-        name = (
-            None
-            if not isinstance(number, int) or number < 0
-            else tokenizers.Tokenizer.from_str(content).id_to_token(number)
-        )
-        if name is None:
-            raise
-        tokenizer = load_tokenizer(path, separator=name)
-    return tokenizer, _begins(content)
-
-
-def _from_other_files(path: Path) -> tuple[Tokenizer, int | None]:
-    """A tokenizer that is stored in other files than `tokenizer.json`, as transformers converts it."""
-    from transformers import AutoTokenizer
-
-    try:
-        load: Any = AutoTokenizer.from_pretrained
-        found = load(str(path), local_files_only=True, trust_remote_code=False)
-        content = found.backend_tokenizer.to_str()
-    except Exception as error:  # whatever the library objects to is the reason
-        raise UsageError(
-            f"there is no tokenizer in {path} that can be read ({FILE} is missing): {_one_line(error)}"
-        ) from error
-    return FileTokenizer(content, separator=found.eos_token, name=FILE, where=str(path)), _begins(content)
-
-
-def _begins(content: str) -> int | None:
-    import tokenizers
-
-    inner = tokenizers.Tokenizer.from_str(content)
-    whole, plain = inner.encode("a").ids, inner.encode("a", add_special_tokens=False).ids
-    return int(whole[0]) if whole and whole[0] not in plain[:1] else None
 
 
 def _read_config(path: Path) -> dict[str, Any]:

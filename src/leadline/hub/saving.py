@@ -2,16 +2,16 @@
 
     saved = save_pruned(model, [20, 21, 25], Path("smaller"), tokenizer=tokenizer)
 
-Everything is written into a folder beside the one asked for, loaded from there with `AutoModelForCausalLM` as anyone
-would, compared, and only then renamed into place. A model that would not come back the same leaves nothing behind.
+Everything is written into a hidden folder (`leadline.hub.new_folder`), loaded from there with `AutoModelForCausalLM` as
+anyone would, compared, and only then moved into place. A model that would not come back the same leaves nothing behind.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-from collections.abc import Collection, Iterator
+import re
+import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leadline.errors import LeadlineError, UsageError
-from leadline.files import check_folder, sync_folder, write_json
+from leadline.errors import LeadlineError
+from leadline.files import sync_folder, write_json
 from leadline.hub.agreement import (
     check_cache,
     check_same_logits,
@@ -30,14 +30,10 @@ from leadline.hub.agreement import (
     sample_tokens,
 )
 from leadline.hub.config_lists import value_at
+from leadline.hub.library import one_line, quiet
+from leadline.hub.new_folder import check_new, placed
 from leadline.hub.surgery import Place, check_same_block, find_blocks, operate
-
-_TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja",
-    "chat_template.json",
-)  # fmt: skip
-
+from leadline.hub.tokenizer import write_tokenizer
 
 _IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 
@@ -89,7 +85,7 @@ def save_pruned(
         model: a `transformers.PreTrainedModel`; stays as it is.
         blocks: the numbers of the blocks to remove, from 0.
         folder: a new or empty folder.
-        tokenizer: a tokenizer of the library, or the folder that holds its files.
+        tokenizer: a tokenizer of the library, or the folder that holds its files; read again like the model.
         record: written beside the weights as `pruning.json`.
         tokens: to compare with, (B, T) int64; random ones without.
         layers: the name of the list of blocks, such as "model.layers"; found without.
@@ -98,7 +94,8 @@ def save_pruned(
         UsageError: the folder holds something, or a block that isn't there.
         LeadlineError: the model cannot be cut, or does not come back the same; nothing is left behind.
     """
-    _check_new(folder)
+    check_new(folder)
+    check_generation_config(model)
     surgery = operate(model, blocks, layers=layers)
     removed = tuple(block for block in range(surgery.blocks) if block not in surgery.kept)
     tokens = sample_tokens(model) if tokens is None else tokens.to(model.device)
@@ -128,9 +125,30 @@ def save_checked(model: Any, folder: Path, *, tokenizer: Any = None, record: dic
         UsageError: the folder holds something.
         LeadlineError: it does not come back the same; nothing is left behind.
     """
-    _check_new(folder)
+    check_new(folder)
+    check_generation_config(model)
     tokens = sample_tokens(model)
     return _save_and_load(model, folder, tokenizer, record, tokens, logits_of(model, tokens), {})[0]
+
+
+def check_generation_config(model: Any) -> None:
+    """Makes sure that the library saves how this model generates; it loads more than it saves.
+
+    Raises:
+        LeadlineError: it doesn't; names the entries.
+    """
+    config = getattr(model, "generation_config", None)
+    if config is None:
+        return
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            config.save_pretrained(folder)
+    except ValueError as error:
+        entries = ", ".join(re.findall(r"^- `(\w+)`", str(error), re.MULTILINE))
+        raise LeadlineError(
+            "transformers does not save this generation_config.json: "
+            + (f"{entries} can't stand beside the other entries; take them out" if entries else one_line(error))
+        ) from error
 
 
 def load_causal_lm(folder: Path, dtype: torch.dtype, *, like: Any = None) -> Any:
@@ -150,12 +168,12 @@ def load_causal_lm(folder: Path, dtype: torch.dtype, *, like: Any = None) -> Any
         options |= {name: value for name, value in implementations.items() if value is not None}
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        with _quiet():
+        with quiet():
             model, info = load(str(folder), output_loading_info=True, **options)
     except Exception as error:  # Whatever the library objects to is the reason.
-        raise LeadlineError(f"AutoModelForCausalLM cannot load it: {error}") from error
+        raise LeadlineError(f"AutoModelForCausalLM cannot load it: {one_line(error)}") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
-        entries = sorted(map(str, info.get(kind) or ()))
+        entries = sorted(map(one_line, info.get(kind) or ()))
         if entries:
             more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
             raise LeadlineError(f"its weights don't fit its config.json: {kind.replace('_', ' ')}: {entries[0]}{more}")
@@ -171,26 +189,24 @@ def _save_and_load(
     expected: Tensor,
     changed: dict[str, Any],
 ) -> tuple[Any, float, int]:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    try:
+    with placed(folder, "partial") as hidden:
         try:
-            with _quiet():
-                model.save_pretrained(partial)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise LeadlineError(f"{type(model).__name__} cannot be saved: {error}") from error
-        _write_tokenizer(tokenizer, partial)
+            with quiet():
+                model.save_pretrained(hidden)
+        except OSError:
+            raise
+        except Exception as error:  # Whatever the library objects to is the reason.
+            raise LeadlineError(f"{type(model).__name__} cannot be saved: {one_line(error)}") from error
+        if tokenizer is not None:
+            write_tokenizer(tokenizer, hidden, getattr(model.config, "eos_token_id", None))
         if record is not None:
-            write_json(partial / "pruning.json", record)
-        loaded = load_causal_lm(partial, model.dtype, like=model).to(model.device).eval()
+            write_json(hidden / "pruning.json", record)
+        loaded = load_causal_lm(hidden, model.dtype, like=model).to(model.device).eval()
         _check_shape(model, loaded, changed)
         check_same_weights(model, loaded, "the model loaded again")
         difference = check_same_logits(expected, logits_of(loaded, tokens), "the model loaded again")
         steps = check_cache(loaded, tokens)
-        _put_in_place(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        _settle(hidden)
     return loaded, difference, steps
 
 
@@ -212,46 +228,15 @@ def _check_shape(model: Any, loaded: Any, changed: dict[str, Any]) -> None:
             raise LeadlineError(f"the configuration comes back with {path} = {there} instead of {value}")
 
 
-def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
-    if tokenizer is None:
-        return
-    if not isinstance(tokenizer, str | Path):
-        tokenizer.save_pretrained(folder)
-        return
-    for name in _TOKENIZER_FILES:
-        if (Path(tokenizer) / name).is_file():
-            shutil.copyfile(Path(tokenizer) / name, folder / name)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the library's progress bars, which fill a log."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def _check_new(folder: Path) -> None:
-    check_folder(folder, "--out")
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"--out {folder} holds something already; name a new or empty folder")
-
-
-def _put_in_place(partial: Path, folder: Path) -> None:
-    mode = (partial / "config.json").stat().st_mode
-    for path in partial.iterdir():
-        path.chmod(mode)  # Weights are written for their owner alone.
-        with open(path, "rb") as handle:
-            os.fsync(handle.fileno())
-    sync_folder(partial)
-    os.replace(partial, folder)
-    sync_folder(folder.parent)
+def _settle(folder: Path) -> None:
+    """The same rights for all files, and all of them on the disk."""
+    mode = (folder / "config.json").stat().st_mode
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)  # Weights are written for their owner alone.
+            with open(path, "rb") as handle:
+                os.fsync(handle.fileno())
+    sync_folder(folder)
 
 
 def _count(model: Any) -> int:

@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from leadline.errors import LeadlineError, UsageError
+from leadline.errors import LeadlineError, UsageError, did_you_mean
 from leadline.hub.config_lists import ConfigCut, cut_config
+from leadline.hub.library import one_line
 from leadline.hub.move_tensors import move_tensors
 from leadline.stacks import Unit
 
@@ -129,22 +130,24 @@ def find_blocks(model: nn.Module, layers: str | None = None) -> tuple[str, nn.Mo
     """The list of blocks and its name in the model: the one named, or the list that holds most of the parameters.
 
     Raises:
-        LeadlineError: there is none.
+        UsageError: there is none of that name; names those that there are.
+        LeadlineError: there is none at all.
     """
-    if layers is not None:
-        named = dict(model.named_modules()).get(layers)
-        if not isinstance(named, nn.ModuleList):
-            raise LeadlineError(f"{type(model).__name__} has no list of blocks called {layers!r}")
-        return layers, named
-    best, best_size = None, 0
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) > 0:
-            size = sum(parameter.numel() for parameter in module.parameters())
-            if size > best_size:
-                best, best_size = (name, module), size
-    if best is None:
+    lists = {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) > 0
+    }
+    if not lists:
         raise LeadlineError(f"{type(model).__name__} has no list of blocks, so none can be removed")
-    return best
+    if layers is None:
+        layers = max(lists, key=lambda name: sum(parameter.numel() for parameter in lists[name].parameters()))
+    if layers not in lists:
+        outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+        there = ", ".join(f"{name} ({len(lists[name])})" for name in outer)
+        raise UsageError(
+            f"--layers {layers}: {type(model).__name__} has no list of blocks called so; it has {there}."
+            f"{did_you_mean(layers, outer)}"
+        )
+    return layers, lists[layers]
 
 
 def _refuse_unknown(model: Any) -> None:
@@ -183,7 +186,7 @@ def _build(model: Any, config: Any, what: str) -> Any:
         with no_init_weights():
             return type(model)._from_config(config, dtype=model.dtype)
     except Exception as error:  # Whatever the library objects to is the reason of the refusal.
-        raise LeadlineError(f"{type(model).__name__} cannot be built {what}: {error}") from error
+        raise LeadlineError(f"{type(model).__name__} cannot be built {what}: {one_line(error)}") from error
 
 
 def _tie_as_it_is(model: Any, config: Any) -> None:

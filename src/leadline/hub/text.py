@@ -143,7 +143,12 @@ def training_batches(
     batch_size: int = 8,
     seed: int = 0,
 ) -> list[Batch]:
-    """About `tokens` predictions of the training part, in windows that the seed chooses; none of them is held out.
+    """Predictions of the training part, in windows that the seed chooses; none of them is held out.
+
+    Args:
+        context: see `heldout_batches`.
+        tokens: predictions at most, in whole windows; at least one window comes, and each comes once.
+        batch_size: windows in a batch; the last batch may hold fewer, so that it doesn't decide what is read.
 
     Raises:
         UsageError: a number out of range, or a split too short for one window.
@@ -153,7 +158,12 @@ def training_batches(
     windows = min(max(1, tokens // context), split.windows(context))
     size = min(batch_size, windows)
     loader = Loader(split, size, context, seed)
-    return [begun(loader.next(), opened.begins) for _ in range(-(-windows // size))]
+    batches = []
+    for first in range(0, windows, size):
+        whole = loader.next()
+        batch = Batch(*(part[: windows - first] for part in whole))
+        batches.append(begun(batch, opened.begins))
+    return batches
 
 
 def begun(batch: Batch, begins: int | None) -> Batch:

@@ -29,7 +29,7 @@ class Correlation:
     Attributes:
         value: in [-1, 1]; None where it isn't defined.
         low, high: of the 95 % interval; None where there is none.
-        reason: why value or interval are None; else None.
+        reason: why value or interval are None, or why runs are left out of the mean; else None.
         runs: the coefficient of every run, where several were given.
     """
 
@@ -73,7 +73,8 @@ def correlate_runs(
 ) -> dict[str, Correlation]:
     """The same over several runs, one row each; the interval is over runs, or over pairs where there is one run.
 
-    Of few runs the interval is too narrow: of three it holds the true mean about seven times in ten.
+    Of few runs the interval is too narrow: of three it holds the true mean about seven times in ten. Runs without a
+    coefficient are left out, and `reason` says how many and why.
 
     Raises:
         UsageError: the numbers of rows differ, or the lengths of two rows that go together.
@@ -87,7 +88,7 @@ def correlate_runs(
     return {
         kind: _over_runs(
             [None if why else _value(kind, *pair) for pair, why in zip(pairs, reasons, strict=True)],
-            next((why for why in reasons if why), None),
+            "; ".join(dict.fromkeys(why for why in reasons if why)),
             resamples,
             seed,
         )
@@ -100,17 +101,18 @@ def _value(kind: str, x: Numbers, y: Numbers) -> float:
     return float(_RESAMPLED[kind](x, y, np.ones((1, len(x))))[0])
 
 
-def _over_runs(values: list[float | None], why: str | None, resamples: int, seed: int) -> Correlation:
+def _over_runs(values: list[float | None], why: str, resamples: int, seed: int) -> Correlation:
     defined = np.array([value for value in values if value is not None])
     runs = tuple(values)
     if len(defined) == 0:
         return Correlation(value=None, reason=why or "there are no runs", runs=runs)
-    mean = float(defined.mean())
+    mean, lost = float(defined.mean()), len(runs) - len(defined)
+    left_out = f"{lost} of {len(runs)} runs left out: {why}" if lost else None
     if len(defined) < 2:
-        return Correlation(value=mean, reason="one run alone has a coefficient", runs=runs)
+        return Correlation(value=mean, reason=f"one run alone has a coefficient; {left_out}", runs=runs)
     counts = _resampled_counts(len(defined), resamples, seed)
     low, high = _quantiles(counts @ defined / len(defined))
-    return Correlation(value=mean, low=low, high=high, runs=runs)
+    return Correlation(value=mean, low=low, high=high, reason=left_out, runs=runs)
 
 
 def _pairs(x: Sequence[float | None], y: Sequence[float | None]) -> tuple[Numbers, Numbers]:

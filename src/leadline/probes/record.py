@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,10 +47,33 @@ class _Mean:
         return None if self.total is None else (self.total / self.tokens).tolist()
 
 
+class _Sum(NamedTuple):
+    """What goes into a mean once it is known to count."""
+
+    mean: _Mean
+    total: Tensor
+    tokens: int
+    what: str
+
+    def add(self) -> None:
+        self.mean.add(self.total, self.tokens, self.what)
+
+
+def _rms(mean: _Mean, x: Tensor) -> list[_Sum]:
+    """The summed root mean square over the width; nothing of nothing."""
+    dim = x.shape[-1]
+    if dim == 0 or x.numel() == 0:
+        return []
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    length = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=dtype)
+    return [_Sum(mean, length.sum() / dim**0.5, length.numel(), "a read or an output")]
+
+
 class DepthRecord(Watcher):
     """What `record` collects; all values are means over the tokens seen, in float32.
 
-    With N sublayers, a value is None where nothing came by (a skipped sublayer).
+    With N sublayers, a value is None where nothing came by (a skipped sublayer). Where a pass is read out several times
+    (`Decoder.exits`), the last readout counts. A pass begins with a read of a site no deeper than the last one read.
 
     Args:
         firsts: the number of each block's first sublayer.
@@ -63,6 +86,8 @@ class DepthRecord(Watcher):
         self._reads = [_Mean() for _ in range(sublayers + 1)]
         self._outputs = [_Mean() for _ in range(sublayers)]
         self._shown: dict[str, list[_Mean]] = {}
+        self._last = -1
+        self._readout: list[_Sum] = []
 
     @property
     def read_rms(self) -> Rows:
@@ -70,6 +95,7 @@ class DepthRecord(Watcher):
 
         A readout that sums n streams (hyper-connections) counts as their mean, so that it compares with the reads.
         """
+        self._end_pass()
         return [mean.value() for mean in self._reads]
 
     @property
@@ -88,9 +114,13 @@ class DepthRecord(Watcher):
         """What the connection shows, by name: `weights`, `gates`, `mixing` (each entry's mean over tokens) and
         `diversity` (see `diversity`). Rows: one per site and the readout, ragged, None where a site shows nothing.
         """
+        self._end_pass()
         return {name: [mean.value() for mean in means] for name, means in self._shown.items()}
 
     def on_read(self, index: int, site: Site, state: State, read: Tensor) -> None:
+        if index <= self._last:
+            self._end_pass()
+        self._last = index
         with torch.no_grad():
             self._add_rms(self._reads[index], read)
             if self._inspect:
@@ -103,17 +133,19 @@ class DepthRecord(Watcher):
     def on_readout(self, readout: Readout, state: State, output: Tensor) -> None:
         with torch.no_grad():
             # A readout that sums n streams is worth n of them; its size is compared with reads of one.
-            self._add_rms(self._reads[self.sublayers], output / max(1.0, readout.scale))
+            self._readout = _rms(self._reads[self.sublayers], output / max(1.0, readout.scale))
             if self._inspect:
                 self._show(self.sublayers, readout.inspect(state))
 
+    def _end_pass(self) -> None:
+        """The readout at hand is the pass's last one."""
+        waiting, self._readout = self._readout, []
+        for one in waiting:
+            one.add()
+
     def _add_rms(self, mean: _Mean, x: Tensor) -> None:
-        dim = x.shape[-1]
-        if dim == 0 or x.numel() == 0:
-            return
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        length = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=dtype)
-        mean.add(length.sum() / dim**0.5, length.numel(), "a read or an output")
+        for one in _rms(mean, x):
+            one.add()
 
     def _show(self, index: int, shown: dict[str, Tensor]) -> None:
         for name, value in shown.items():
@@ -127,7 +159,11 @@ class DepthRecord(Watcher):
             tokens = value.shape[:leading].numel()
             total = value.sum(dim=tuple(range(leading))) if leading else value
             means = self._shown.setdefault(name, [_Mean() for _ in range(self.sublayers + 1)])
-            means[index].add(total, tokens, f"{name} at site {index}")
+            one = _Sum(means[index], total, tokens, f"{name} at site {index}")
+            if index == self.sublayers:
+                self._readout.append(one)
+            else:
+                one.add()
 
 
 class StackRecord(DepthRecord, StackWatcher):

@@ -1,7 +1,13 @@
 """What a sweep says of claim C1: CFP beats similarity, Taylor and magnitude in perplexity and rank stability.
 
 For perplexity the mean held-out loss over the ratios is compared, seed by seed; for stability the mean Kendall τ-b over
-pairs of seeds. A difference whose 95 % interval includes zero is within noise (ours; see `leadline.pruning.stability`).
+pairs of seeds. A difference is within noise unless its p-value is below 5 % after Holm's correction over all rivals in
+both measures (ours; see `leadline.pruning.stability`).
+
+    holds           CFP is better beyond noise than all three in both
+    does not hold   CFP is worse beyond noise than any of them in either
+    within noise    all three were measured, and no difference is beyond noise
+    open            anything else; the evidence says which
 """
 
 from __future__ import annotations
@@ -12,49 +18,66 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leadline.drawing.words import fixed, listed
-from leadline.pruning.stability import Gap, paired_gap, stability_gap
+from leadline.pruning.stability import Gap, corrected, paired_gap, stability_gap
 
 CLAIM = "C1: CFP beats similarity, Taylor and magnitude in perplexity and rank stability"
 RIVALS = ("similarity", "taylor", "magnitude")
+TONES = {"holds": "better", "does not hold": "worse"}
 
 
 def verdict(results: Mapping[str, Any]) -> dict[str, Any]:
     """The verdict as data that JSON can hold: `claim`, `verdict`, `evidence`, `tone`, and the gaps behind it.
 
-    Gaps are CFP minus the rival: of the loss (negative is better), of τ-b (positive is better).
+    Gaps are CFP minus the rival: of the loss (negative is better), of τ-b (positive is better). Their p-values are
+    those after the correction.
     """
     measured = results["criteria"]
-    rivals = [name for name in RIVALS if name in measured]
-    if "cfp" not in measured or not rivals:
-        missing = "CFP was not measured" if "cfp" not in measured else "no rival was measured"
+    if "cfp" not in measured:
         reason = results["left_out"].get("cfp", "")
-        return _said("open", f"{missing}{f': {reason}' if reason else ''}.", "plain", {}, {})
-    loss = {name: paired_gap(_differences(measured["cfp"], measured[name])) for name in rivals}
-    stable = {name: _stability(results, measured["cfp"], measured[name]) for name in rivals}
+        return _said("open", f"CFP was not measured{f': {reason}' if reason else ''}.", {}, {})
+    missing = [name for name in RIVALS if name not in measured]
+    rivals = [name for name in RIVALS if name in measured]
+    gaps = corrected(
+        {("loss", name): paired_gap(_differences(measured["cfp"], measured[name])) for name in rivals}
+        | {("stability", name): _stability(results, measured["cfp"], measured[name]) for name in rivals}
+    )
+    loss, stable = ({name: gaps[what, name] for name in rivals} for what in ("loss", "stability"))
     losses = {name: _side(gap, better_below=True) for name, gap in loss.items()}
     orders = {name: _side(gap, better_below=False) for name, gap in stable.items()}
-    everything = [*losses.values(), *orders.values()]
-    if any(side == "open" for side in losses.values()):
-        word, tone = "open", "plain"
-    elif all(side == "better" for side in everything):
-        word, tone = "holds", "better"
-    elif all(side == "better" for side in losses.values()):
-        word, tone = "holds in perplexity", "better"
-    elif any(side == "worse" for side in losses.values()):
-        word, tone = "does not hold", "worse"
-    else:
-        word, tone = "within noise", "plain"
-    sentences = [
-        _sentence("Loss", losses, loss, " nats"),
-        _sentence("Rank stability (Kendall τ-b)", orders, stable, ""),
-    ]
+    sentences = []
+    if rivals:
+        sentences += [
+            _sentence("Loss", losses, loss, " nats"),
+            _sentence("Rank stability (Kendall τ-b)", orders, stable, ""),
+            f"Noise is judged after Holm's correction over the {2 * len(rivals)} comparisons.",
+        ]
+    if missing:
+        sentences.append(f"{listed(missing)} {'were' if len(missing) > 1 else 'was'} not measured.".capitalize())
     if results["seeds_are"] == "calibration texts":
         sentences.append(
             "Seeds are calibration texts of one model, so CFP and magnitude rank the same every time; the claim needs "
             "models trained with several seeds."
         )
-        word, tone = "open", "plain"
-    return _said(word, " ".join(sentences), tone, loss, stable)
+        return _said("open", " ".join(sentences), loss, stable)
+    word = _word([*losses.values(), *orders.values()], bool(missing))
+    return _said(word, " ".join(sentences), loss, stable)
+
+
+def _word(sides: Sequence[str], missing: bool) -> str:
+    if "worse" in sides:  # a rival that is better in either refutes the claim, whatever else is known
+        return "does not hold"
+    if missing or "open" in sides:
+        return "open"
+    if "better" not in sides:
+        return "within noise"
+    return "holds" if all(side == "better" for side in sides) else "open"
+
+
+def undecided(measured: Mapping[str, Any], winner: str) -> list[str]:
+    """The criteria whose mean loss is not beyond noise from the winner's, after Holm's correction over them all."""
+    others = [name for name in measured if name != winner]
+    gaps = corrected({name: paired_gap(_differences(measured[winner], measured[name])) for name in others})
+    return [name for name, gap in gaps.items() if gap is None or not gap.beyond_noise]
 
 
 def mean_losses(criterion: Mapping[str, Any]) -> list[float]:
@@ -96,15 +119,13 @@ def _numbers(gap: Gap | None, unit: str) -> str:
     if gap is None:
         return ""
     if gap.low is None or gap.high is None:
-        return f" ({fixed(gap.mean, 3, sign=True)}{unit}, too few seeds for an interval)"
+        return f" ({fixed(gap.mean, 3, sign=True)}{unit}, too few seeds for an interval, or the same gap in each)"
     return (
         f" ({fixed(gap.mean, 3, sign=True)}{unit}, {fixed(gap.low, 3, sign=True)} to {fixed(gap.high, 3, sign=True)})"
     )
 
 
-def _said(
-    word: str, evidence: str, tone: str, loss: Mapping[str, Gap], stable: Mapping[str, Gap | None]
-) -> dict[str, Any]:
+def _said(word: str, evidence: str, loss: Mapping[str, Gap | None], stable: Mapping[str, Gap | None]) -> dict[str, Any]:
     def plain(gaps: Mapping[str, Gap | None]) -> dict[str, Any]:
         return {name: None if gap is None else dataclasses.asdict(gap) for name, gap in gaps.items()}
 
@@ -112,7 +133,7 @@ def _said(
         "claim": CLAIM,
         "verdict": word,
         "evidence": evidence,
-        "tone": tone,
+        "tone": TONES.get(word, "plain"),
         "loss": plain(loss),
         "stability": plain(stable),
     }

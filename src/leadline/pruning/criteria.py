@@ -90,36 +90,39 @@ class Ranking:
         return lowest_window(self.windows[count], count, free)
 
 
-def rank(criterion: str, kind: str, evidence: Evidence, counts: Sequence[int] = ()) -> Ranking:
+def rank(
+    criterion: str, kind: str, evidence: Evidence, counts: Sequence[int] = (), option: str = "--criterion"
+) -> Ranking:
     """Scores every candidate.
 
     Args:
         counts: how many will be chosen, which `angular` needs to know; several for a sweep.
+        option: what errors call the criterion by.
 
     Raises:
         UsageError: an unknown criterion, or one that does not fit the unit, the model or the evidence.
         LeadlineError: a score that is not finite.
     """
-    check_criterion(criterion)
+    check_criterion(criterion, option)
     found = candidates(evidence.stack, kind)
     windows: dict[int, list[float]] | None = None
     if criterion == "angular":
-        _check_windows(found)
+        _check_windows(found, option)
         sizes = {1, *(count for count in counts if count > 0)}
         windows = turning.window_distances(evidence.stack, evidence.batches, sizes)
         scores = windows[1]
     else:
-        scores = _scores(criterion, found, evidence)
+        scores = _scores(criterion, found, evidence, option)
     for unit, score in zip(found.units, scores, strict=True):
         if not math.isfinite(score):
-            raise LeadlineError(f"--criterion {criterion} gives {score} for {kind} {unit}; are the weights finite?")
+            raise LeadlineError(f"{option} {criterion} gives {score} for {kind} {unit}; are the weights finite?")
     return Ranking(criterion=criterion, candidates=found, scores=tuple(scores), windows=windows)
 
 
-def _scores(criterion: str, found: Candidates, evidence: Evidence) -> list[float]:
+def _scores(criterion: str, found: Candidates, evidence: Evidence, option: str) -> list[float]:
     stack, kind = evidence.stack, found.kind
     if criterion == "cfp":
-        return _recorded(found, evidence)
+        return _recorded(found, evidence, option)
     if criterion == "similarity":
         by_unit = dict(zip(stack.units(kind), turning.similarity(stack, evidence.batches, kind), strict=True))
         return [sum(by_unit[run] for run in runs) / len(runs) for runs in found.runs.values()]
@@ -137,10 +140,10 @@ def _scores(criterion: str, found: Candidates, evidence: Evidence) -> list[float
     return [math.fsum(by_unit[run] for run in runs) for runs in found.runs.values()]
 
 
-def _recorded(found: Candidates, evidence: Evidence) -> list[float]:
+def _recorded(found: Candidates, evidence: Evidence, option: str) -> list[float]:
     """The gradient shares that training left."""
     if evidence.gradient is None:
-        raise UsageError("--criterion cfp needs the gradient shares of training, and there is no record of them")
+        raise UsageError(f"{option} cfp needs the gradient shares of training, and there is no record of them")
     prefix = "" if found.kind == "block" else "sublayer_"
     name = f"{prefix}share{'_per_parameter' if evidence.normalised else ''}"
     shares = evidence.gradient.get(name)
@@ -162,9 +165,9 @@ def _recorded(found: Candidates, evidence: Evidence) -> list[float]:
     return [float(share) for share in shares]
 
 
-def _check_windows(found: Candidates) -> None:
+def _check_windows(found: Candidates, option: str) -> None:
     others = "similarity, taylor, magnitude, ablation, cfp and random work"
     if found.kind != "block":
-        raise UsageError(f"--criterion angular chooses contiguous blocks; with --unit {found.kind} {others}")
+        raise UsageError(f"{option} angular chooses contiguous blocks; with --unit {found.kind} {others}")
     if found.repeats:
-        raise UsageError(f"--criterion angular needs blocks that run once in a pass, and here some repeat; {others}")
+        raise UsageError(f"{option} angular needs blocks that run once in a pass, and here some repeat; {others}")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +13,10 @@ import torch
 from leadline import __version__
 from leadline.data import Batch, DataSet
 from leadline.errors import LeadlineError, UsageError
-from leadline.files import check_folder, check_writable, sync_folder, write_json
+from leadline.files import write_json
 from leadline.hub.agreement import check_same_logits
+from leadline.hub.new_folder import check_new as check_new
+from leadline.hub.new_folder import placed
 from leadline.hub.text import Text
 from leadline.pruning.candidates import Candidates, candidates
 from leadline.pruning.criteria import READS_TEXT, Evidence, Ranking, check_criterion, rank
@@ -103,6 +103,7 @@ def prune(
     """
     if out is not None:
         check_new(out)
+        subject.check_saving()
     choice = choose(subject, data, wish, say)
     if out is not None:
         subject.check_cut(choice.units)
@@ -150,19 +151,6 @@ def evidence_for(subject: Subject, data: DataSet, wish: Wish, criterion: str, sa
     )
 
 
-def check_new(out: Path) -> None:
-    """Makes sure that `out` can become a new folder.
-
-    Raises:
-        UsageError: it is a file, lies below one, or holds something.
-        LeadlineError: nothing can be written there; known now, not after minutes of measuring.
-    """
-    check_folder(out, "--out")
-    if out.exists() and any(out.iterdir()):
-        raise UsageError(f"--out {out} holds something already; name a new or empty folder")
-    check_writable(out, "--out")
-
-
 def _operate(
     subject: Subject,
     data: DataSet,
@@ -191,23 +179,12 @@ def _operate(
     if wish.speed is not None:
         record["speed"] = compare_speed(stack, smaller, wish.speed, say)
     say("saving, loading again and comparing")
-    partial = out.with_name(f".{out.name}.{os.getpid()}.pruned")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _, reload = subject.save(smaller, choice.units, partial, tokens, healed=wish.heal is not None)
+    with placed(out, "pruned") as hidden:
+        _, reload = subject.save(smaller, choice.units, hidden, tokens, healed=wish.heal is not None)
         record["checked"] = {"surgery": surgery, "reload": reload, "tokens": tokens.numel()}
         if record["gradient"] is not None:
-            write_gradient(partial, record["gradient"])
-        write_json(partial / RECORD, record)
-        os.replace(partial, out)
-        sync_folder(out.parent)
-    except OSError as error:
-        raise LeadlineError(f"can't write --out {out}: {error.strerror or error}") from error
-    except LeadlineError as error:
-        # The hidden folder is gone by the time anyone reads this.
-        raise LeadlineError(str(error).replace(str(partial), f"--out {out}")) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            write_gradient(hidden, record["gradient"])
+        write_json(hidden / RECORD, record)
 
 
 def _heal(smaller: Stack, data: DataSet, text: Text, healing: Healing, say: Say) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from leadline.drawing.page import Cell, Column, Page, Table, TableRow, Verdict, 
 from leadline.drawing.pictures import Entry, Picture, Section
 from leadline.drawing.words import count, fixed, listed, plain
 from leadline.files import write_json, write_text
-from leadline.pruning.claim import best, mean_losses
+from leadline.pruning.claim import best, mean_losses, undecided
 
 RESULTS, REPORT = "results.json", "report.html"
 SHORT = {
@@ -55,16 +55,25 @@ def page(results: Mapping[str, Any], command: str = "") -> Page:
 
 
 def headline(results: Mapping[str, Any]) -> str:
-    """What came out, in a sentence."""
+    """What came out, in a sentence; a winner is one only as far as noise allows."""
     measured = results["criteria"]
     winner = best(measured)
     whole = _mean(results["whole"], "perplexity")
     middle = measured[winner]["points"][(len(results["ratios"]) - 1) // 2]
     after = _mean(middle["quality"], "perplexity")
     return (
-        f"{winner} loses least over these ratios: without {middle['count']} of {len(results['units'])} "
+        f"{winner} {_won(results, winner)}: without {middle['count']} of {len(results['units'])} "
         f"{results['unit']}s perplexity goes from {plain(whole)} to {plain(after)}"
     )
+
+
+def _won(results: Mapping[str, Any], winner: str) -> str:
+    if len(results["criteria"]) == 1:
+        return "is the only criterion"
+    if results["seeds_are"] != "models":
+        return "loses least over these ratios, which one model can't tell from noise"
+    noise = undecided(results["criteria"], winner)
+    return f"loses least over these ratios{f', within noise of {listed(noise)}' if noise else ''}"
 
 
 def _section(results: Mapping[str, Any], entries: Sequence[Entry]) -> Section:
@@ -213,12 +222,14 @@ def _warnings(results: Mapping[str, Any]) -> list[str]:
 
 def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     protected = results["protected"]
+    names = {"leadline": "Leadline", "torch": "torch", "transformers": "transformers"}
     return [
         ("Models", ", ".join(str(model["model"]) for model in results["models"])),
         ("Whole", f"perplexity {listed([plain(w['perplexity'], 4) for w in results['whole']])}"),
         ("Protected", f"{protected['first']} at the start, {protected['last']} at the end"),
         ("Data hash", str(results["data"]["hash"])),
-        ("Versions", f"Leadline {results['leadline']}, torch {results['torch']}"),
+        ("Versions", ", ".join(f"{name} {results[key]}" for key, name in names.items() if key in results)),
+        ("Device", str(results["device"])),
     ]
 
 

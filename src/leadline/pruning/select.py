@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from leadline.errors import UsageError
 from leadline.pruning.candidates import Candidates
@@ -59,21 +60,36 @@ def number_to_cut(amount: Amount, units: int, free: int, kind: str, option: str 
         UsageError: all would go, more than are free, or a ratio that is less than half a unit.
     """
     if amount.ratio is not None:
-        wanted = math.floor(amount.ratio * units + 0.5)
+        wanted = _nearest(amount.ratio, units)
         if wanted == 0 and amount.ratio > 0:
             raise UsageError(f"{option} {amount.ratio:g} of {units} {kind}s is none; {1 / units:.2g} is one of them")
         said = f"{option} {amount.ratio:g} is {wanted} of {units} {kind}s"
     else:
         wanted = amount.count or 0
         said = f"--count {wanted} of {units} {kind}s"
+    largest = min(free, units - 1)
+    most = f"{largest} is the most"
+    if amount.ratio is not None:
+        most = f"{option} {_ratio_of(largest, units)} is {largest}, the most"
     if wanted >= units:
-        raise UsageError(f"{said}, which leaves nothing; {units - 1} is the most")
+        raise UsageError(f"{said}, which leaves nothing; {most}")
     if wanted > free:
         raise UsageError(
             f"{said}, but --protect-first {amount.protect_first} and --protect-last {amount.protect_last} leave "
-            f"{free} to choose from"
+            f"{free} to choose from; {most}"
         )
     return wanted
+
+
+def _nearest(ratio: float, units: int) -> int:
+    """A share of the units, halves up: of the ratio as it is written, since 0.58 as a float is less than 0.58."""
+    return math.floor(Fraction(str(ratio)) * units + Fraction(1, 2))
+
+
+def _ratio_of(count: int, units: int) -> str:
+    """The shortest ratio of two or more digits that is so many units."""
+    written = (f"{count / units:.{digits}g}" for digits in range(2, 17))
+    return next(ratio for ratio in written if _nearest(float(ratio), units) == count)
 
 
 def free_units(found: Candidates, blocks: int, amount: Amount) -> list[Unit]:

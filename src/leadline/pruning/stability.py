@@ -6,10 +6,11 @@ without any order (all scores equal) has no correlation with anything, which is 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +19,10 @@ from scipy import stats
 from leadline.errors import LeadlineError
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+LEVEL = 0.95
+NO_SPREAD = 1e-12
+"""A standard error (of nats or of τ) that is no more than rounding."""
 
 
 def kendall(a: Sequence[float], b: Sequence[float]) -> float | None:
@@ -86,26 +91,42 @@ class Gap:
     """A mean difference and its 95 % interval.
 
     Attributes:
-        low, high: None where there are too few seeds for one.
+        low, high: None where there is none: too few seeds, or a difference that is the same for each, of which no seed
+            says how far another would be off.
+        p_value: of no difference, as `corrected` left it; None likewise.
     """
 
     mean: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
 
     @property
     def beyond_noise(self) -> bool | None:
-        """Whether the interval excludes zero; None without one."""
-        return None if self.low is None or self.high is None else self.low > 0 or self.high < 0
+        """Whether the p-value is below 5 %, so that the interval excludes zero; None without one."""
+        return None if self.p_value is None else self.p_value < 1 - LEVEL
+
+
+def corrected(gaps: Mapping[K, Gap | None]) -> dict[K, Gap | None]:
+    """The gaps with p-values after Holm's step-down correction over all of them; intervals stay what they are."""
+    known = sorted(
+        ((gap.p_value, name) for name, gap in gaps.items() if gap is not None and gap.p_value is not None),
+        key=lambda pair: pair[0],
+    )
+    found, largest = dict(gaps), 0.0
+    for tested, (p_value, name) in enumerate(known):
+        largest = max(largest, min(1.0, p_value * (len(known) - tested)))
+        gap = found[name]
+        found[name] = None if gap is None else dataclasses.replace(gap, p_value=largest)
+    return found
 
 
 def paired_gap(differences: Sequence[float]) -> Gap:
     """The mean of differences by seed, with Student's t interval over seeds."""
     mean = statistics.fmean(differences)
     if len(differences) < 2:
-        return Gap(mean=mean, low=None, high=None)
-    half = _half(statistics.stdev(differences) / math.sqrt(len(differences)), len(differences))
-    return Gap(mean=mean, low=mean - half, high=mean + half)
+        return Gap(mean=mean)
+    return _gap(mean, statistics.stdev(differences) / math.sqrt(len(differences)), len(differences))
 
 
 def stability_gap(mine: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> Gap | None:
@@ -129,15 +150,19 @@ def stability_gap(mine: Sequence[Sequence[float]], other: Sequence[Sequence[floa
     without = [gap([i for i in everyone if i != left]) for left in everyone]
     known = [value for value in without if value is not None]
     if len(everyone) < 3 or len(known) < len(everyone):
-        return Gap(mean=mean, low=None, high=None)
+        return Gap(mean=mean)
     n = len(known)
     error = math.sqrt((n - 1) / n * math.fsum((value - statistics.fmean(known)) ** 2 for value in known))
-    half = _half(error, n)
-    return Gap(mean=mean, low=mean - half, high=mean + half)
+    return _gap(mean, error, n)
 
 
-def _half(error: float, count: int) -> float:
-    return float(stats.t.ppf(0.975, count - 1)) * error
+def _gap(mean: float, error: float, count: int) -> Gap:
+    """By Student's t, from a standard error over so many seeds."""
+    if error < NO_SPREAD:
+        return Gap(mean=mean, low=mean, high=mean, p_value=1.0) if abs(mean) < NO_SPREAD else Gap(mean=mean)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1)) * error
+    p_value = 2 * float(stats.t.sf(abs(mean) / error, count - 1))
+    return Gap(mean=mean, low=mean - half, high=mean + half, p_value=p_value)
 
 
 def _correlation(

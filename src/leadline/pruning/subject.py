@@ -22,7 +22,7 @@ from leadline.models import Decoder, KVCache, cut
 from leadline.pruning.text import Reading
 from leadline.stacks import Stack, Unit, stack_of
 from leadline.stacks.causal_lm import CausalLMStack
-from leadline.training.gradient_file import GRADIENT, load_gradient
+from leadline.training.gradient_file import gradient_path, load_gradient
 from leadline.training.run_folder import RUN_FILE, read_run_file
 
 HEAL_SHARE = 0.1
@@ -103,12 +103,24 @@ class Subject(ABC):
 
     @property
     def has_gradient(self) -> bool:
-        """Whether there is a record, good or not."""
-        return (self.path / GRADIENT).is_file()
+        """Whether there is a record for `gradient` to read, good or not."""
+        try:
+            return gradient_path(self.path).is_file()
+        except UsageError:
+            return False
+
+    @abstractmethod
+    def check_saving(self) -> None:
+        """Raises LeadlineError where no model that this one is cut to could be saved, whatever goes."""
 
     @abstractmethod
     def check_cut(self, units: Sequence[Unit]) -> None:
-        """Raises UsageError where these units can only be passed by, not cut."""
+        """Makes sure that these units can be cut, before anything is measured.
+
+        Raises:
+            UsageError: they can only be passed by.
+            LeadlineError: what is left would not be what it is here.
+        """
 
     @abstractmethod
     def cut(self, units: Sequence[Unit]) -> Stack:
@@ -151,6 +163,9 @@ class OwnSubject(Subject):
             if isinstance(rate, float) and 0 < rate < math.inf:
                 self.healing_rate = HEAL_SHARE * rate
 
+    def check_saving(self) -> None:
+        """Every decoder can be saved."""
+
     def check_cut(self, units: Sequence[Unit]) -> None:
         self.stack.check(units)
 
@@ -188,10 +203,17 @@ class OwnSubject(Subject):
 class HubSubject(Subject):
     """A Hugging Face causal language model, as `save_pretrained` writes it."""
 
-    def check_cut(self, units: Sequence[Unit]) -> None:
-        from leadline.hub.surgery import blocks_of_units
+    def check_saving(self) -> None:
+        from leadline.hub.saving import check_generation_config
+        from leadline.hub.surgery import operate
 
-        blocks_of_units(self.stack.model, units)
+        check_generation_config(self.stack.model)
+        operate(self.stack.model, (), layers=self._list)
+
+    def check_cut(self, units: Sequence[Unit]) -> None:
+        from leadline.hub.surgery import blocks_of_units, operate
+
+        operate(self.stack.model, blocks_of_units(self.stack.model, units), layers=self._list)
 
     @property
     def _list(self) -> str:

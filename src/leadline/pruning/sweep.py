@@ -2,6 +2,9 @@
 
 A seed is a model that was trained with it where several models are given, and else another calibration text (and
 another number for `random`) for the one model. Cuts are passed by, so the models stay whole.
+
+    asked = asked_of(subjects, data, wish)        # also makes sure that several models differ by seed alone
+    results = sweep(subjects, data, wish, memory=SweepMemory(asked, folder / MEMORY_FILE))
 """
 
 from __future__ import annotations
@@ -11,23 +14,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from leadline.data import DataSet
-from leadline.errors import LeadlineError, UsageError
+from leadline.errors import UsageError
 from leadline.hub.text import Text
 from leadline.pruning.candidates import candidates
 from leadline.pruning.claim import verdict
 from leadline.pruning.criteria import CRITERIA, READS_TEXT, Evidence, Ranking, check_criterion, rank
 from leadline.pruning.cutting import Wish, evidence_for
+from leadline.pruning.fitting import fitting
+from leadline.pruning.seeds import check_seeds, hash_of_data, identity
 from leadline.pruning.select import free_units, number_to_cut
 from leadline.pruning.stability import stability
 from leadline.pruning.subject import Subject
-from leadline.pruning.sweep_memory import SweepMemory, hash_of_file, hash_of_weights, versions
-from leadline.pruning.tasks import Task, accuracy_on
+from leadline.pruning.sweep_memory import SweepMemory, versions
+from leadline.pruning.tasks import Task, accuracy_on, check_task
 from leadline.pruning.text import quality
 from leadline.stacks import Unit
-from leadline.training.gradient_file import GRADIENT
 
 Say = Callable[[str], None]
 
@@ -39,12 +41,13 @@ class SweepWish:
     Attributes:
         ratios: shares of the units to cut, ascending.
         criteria: all that fit the models unless given.
-        base: what a single cut is told too; of its amount only the protected ends matter, and its criterion doesn't.
+        base: what a single cut is told too; of its amount only the protected ends matter, its criterion doesn't, and
+            its seed, of calibration text, only with several models.
         seeds: of calibration text, for a single model; with several models each has its own.
         task: questions to answer at each ratio.
 
     Raises:
-        UsageError: a ratio out of range or twice, or an unknown criterion.
+        UsageError: a ratio out of range or twice, an unknown criterion, or `normalised` without cfp.
     """
 
     ratios: tuple[float, ...]
@@ -63,29 +66,59 @@ class SweepWish:
         for name in self.criteria or ():
             check_criterion(name, "--criteria")
         if len(set(self.criteria or ())) < len(self.criteria or ()):
-            raise UsageError(f"--criteria {','.join(self.criteria or ())} names a criterion twice")
+            raise UsageError(f"--criteria {','.join(self.criteria or ())} names a criterion twice; once works")
+        if self.base.normalised and "cfp" not in (self.criteria or CRITERIA):
+            raise UsageError(
+                f"--normalised divides the shares that cfp reads, and --criteria {','.join(self.criteria or ())} is "
+                "without it; leave --normalised out, or name cfp too"
+            )
 
 
 def asked_of(subjects: Sequence[Subject], data: DataSet, wish: SweepWish) -> dict[str, Any]:
-    """All that decides a sweep's numbers, as data that JSON can hold: two sweeps that ask the same find the same."""
-    task = None if wish.task is None else dataclasses.asdict(wish.task)
+    """All that decides a sweep's numbers, as data that JSON can hold: two sweeps that ask the same find the same.
+
+    The record of gradients is not in it: it decides the scores of cfp alone, which are kept under its hash.
+
+    Raises:
+        UsageError, LeadlineError: what `sweep` raises before it measures anything.
+    """
+    base, several = wish.base, len(subjects) > 1
+    models = [identity(subject) for subject in subjects]
+    check_seeds(subjects, models, base.unit)
+    _cuts(subjects, wish)
+    fitting(subjects, wish, candidates(subjects[0].stack, base.unit).repeats)
+    if wish.task is not None:
+        check_task(wish.task, subjects[0].opened.tokenizer)
     return {
-        **versions(),
-        "models": [
-            {
-                "model": str(subject.path),
-                "weights": hash_of_weights(subject.stack.model),
-                "gradient": hash_of_file(subject.path / GRADIENT) if subject.has_gradient else None,
-            }
-            for subject in subjects
-        ],
+        **versions(subjects[0].opened.kind == "hugging-face"),
+        "device": str(subjects[0].stack.device),
+        "models": models,
         "data": data.hash,
         "ratios": list(wish.ratios),
         "criteria": None if wish.criteria is None else list(wish.criteria),
-        "seeds": list(wish.seeds),
-        "task": task,
-        "options": dataclasses.asdict(wish.base),
+        "seeds": None if several else list(wish.seeds),
+        "seed": base.seed if several else None,
+        "task": None if wish.task is None else hash_of_task(wish.task),
+        "unit": base.unit,
+        "protect_first": base.amount.protect_first,
+        "protect_last": base.amount.protect_last,
+        "normalised": base.normalised,
+        "calibration_tokens": base.calibration_tokens,
+        **dataclasses.asdict(base.reading),
     }
+
+
+def _cuts(subjects: Sequence[Subject], wish: SweepWish) -> tuple[list[Unit], list[int]]:
+    """What can be cut, and how much of it at each ratio."""
+    found, amount = candidates(subjects[0].stack, wish.base.unit), wish.base.amount
+    free = free_units(found, subjects[0].stack.blocks, amount)
+    shares = (dataclasses.replace(amount, ratio=ratio, count=None) for ratio in wish.ratios)
+    return free, [number_to_cut(s, len(found.units), len(free), wish.base.unit, "--sweep") for s in shares]
+
+
+def hash_of_task(task: Task) -> str:
+    """SHA-256 of a task's questions, whatever it is called."""
+    return hash_of_data(dataclasses.asdict(task)["questions"])
 
 
 def sweep(
@@ -98,39 +131,25 @@ def sweep(
     """Measures every criterion at every ratio for every seed.
 
     Args:
-        memory: what an interrupted sweep of the same measured before, and where this one keeps what it measures.
+        memory: what an interrupted sweep measured before, and where this one keeps what it measures; made of
+            `asked_of` these.
 
     Returns:
         What `results.json` holds: `criteria` with `scores` by seed, `points` by ratio (`cut`, `quality` by seed) and
         `stability`; `whole` by seed; `left_out` with reasons; `verdict` on claim C1.
 
     Raises:
-        UsageError: models that differ in depth, a ratio that cuts nothing or everything, no criterion that fits.
-        LeadlineError: a score or a loss that is not finite.
+        UsageError: models that don't differ by seed alone, a ratio that cuts nothing or everything, a criterion that
+            was asked for and doesn't fit.
+        LeadlineError: a score or a loss that is not finite, or a choice of the task without tokens.
     """
     kind = wish.base.unit
+    memory = SweepMemory(asked_of(subjects, data, wish)) if memory is None else memory
     found = candidates(subjects[0].stack, kind)
-    for subject in subjects[1:]:
-        if candidates(subject.stack, kind).runs != found.runs:
-            raise UsageError(
-                f"{subject.path} has other {kind}s than {subjects[0].path}; the models of a sweep differ by seed alone"
-            )
-        if subject.opened.tokenizer.hash != subjects[0].opened.tokenizer.hash:
-            raise UsageError(
-                f"{subject.path} has another tokenizer than {subjects[0].path}; the models of a sweep differ by seed "
-                "alone"
-            )
-    free = free_units(found, subjects[0].stack.blocks, wish.base.amount)
-    counts = [
-        number_to_cut(
-            dataclasses.replace(wish.base.amount, ratio=r, count=None), len(found.units), len(free), kind, "--sweep"
-        )
-        for r in wish.ratios
-    ]
+    free, counts = _cuts(subjects, wish)
     runs = [(s, i) for i, s in enumerate(subjects)] if len(subjects) > 1 else [(subjects[0], s) for s in wish.seeds]
-    names, left_out = _fitting(subjects, wish, found.repeats)
+    names, left_out = fitting(subjects, wish, found.repeats)
     text = subjects[0].heldout(data, wish.base.reading)
-    memory = SweepMemory() if memory is None else memory
     measuring = _Measuring(subjects, text, wish, memory, say)
     whole = [measuring.cut(subject, (), "perplexity of the whole model") for subject in subjects]
     measured: dict[str, Any] = {}
@@ -138,14 +157,15 @@ def sweep(
     for name in names:
         rankings = []
         for subject, seed in runs:
-            # Models are compared on the same calibration text.
-            own = dataclasses.replace(wish.base, seed=wish.base.seed if len(subjects) > 1 else seed)
-            evidence = dataclasses.replace(evidence_for(subject, data, own, name, say), seed=seed)
+            # Models are compared on the same calibration text; `random` draws anew for each.
+            own = seed if len(subjects) == 1 or name == "random" else wish.base.seed
+            evidence = evidence_for(subject, data, dataclasses.replace(wish.base, seed=own), name, say)
             read = max(read, evidence.tokens)
             rankings.append(measuring.ranking(name, kind, evidence, counts, subject))
         measured[name] = _points(name, rankings, runs, free, counts, wish, measuring)
     results = {
-        **versions(),
+        **versions(subjects[0].opened.kind == "hugging-face"),
+        "device": str(subjects[0].stack.device),
         "models": [subject.origin for subject in subjects],
         "seeds_are": "models" if len(subjects) > 1 else "calibration texts",
         "seeds": [seed for _, seed in runs],
@@ -200,7 +220,8 @@ class _Measuring:
     """Rankings and losses, each of which is worked out once: the same cut of the same model too."""
 
     def __init__(self, subjects: Sequence[Subject], text: Text, wish: SweepWish, memory: SweepMemory, say: Say) -> None:
-        self.numbers = {id(subject): number for number, subject in enumerate(subjects)}
+        models = memory.asked["models"]
+        self.names = {id(s): f"model {hash_of_data(m)[:16]}" for s, m in zip(subjects, models, strict=True)}
         self.text, self.task, self.memory, self.say = text, wish.task, memory, say
 
     def cut(self, subject: Subject, units: Sequence[Unit], doing: str) -> dict[str, Any]:
@@ -214,19 +235,19 @@ class _Measuring:
             return found
 
         without = " ".join(map(str, units)) or "nothing"
-        return self.memory.recall(f"model {self.numbers[id(subject)]} without {without}", measure)
+        return self.memory.recall(f"{self.names[id(subject)]} without {without}", measure)
 
     def ranking(self, name: str, kind: str, evidence: Evidence, counts: Sequence[int], subject: Subject) -> Ranking:
         """What a criterion says of a model's candidates."""
 
         def measure() -> dict[str, Any]:
             self.say(f"{subject.path.name}: scores by {name}, seed {evidence.seed}")
-            found = rank(name, kind, evidence, counts)
+            found = rank(name, kind, evidence, counts, "--criteria")
             windows = None if found.windows is None else {str(n): list(row) for n, row in found.windows.items()}
             return {"scores": list(found.scores), "windows": windows}
 
-        model = self.numbers[id(subject)]
-        kept = self.memory.recall(f"model {model} scores by {name}, seed {evidence.seed}", measure)
+        record = "" if evidence.gradient is None else f", record {hash_of_data(evidence.gradient)[:16]}"
+        kept = self.memory.recall(f"{self.names[id(subject)]} scores by {name}, seed {evidence.seed}{record}", measure)
         windows = kept["windows"]
         return Ranking(
             criterion=name,
@@ -234,46 +255,3 @@ class _Measuring:
             scores=tuple(kept["scores"]),
             windows=None if windows is None else {int(n): row for n, row in windows.items()},
         )
-
-
-def _fitting(subjects: Sequence[Subject], wish: SweepWish, repeats: bool) -> tuple[list[str], dict[str, str]]:
-    """The criteria that fit, and why others don't. One that was asked for has to fit."""
-    reasons: dict[str, str] = {}
-    lacking = [str(subject.path) for subject in subjects if not subject.has_gradient]
-    if lacking:
-        reasons["cfp"] = f"{', '.join(lacking)} has no record of gradients (gradient.json); `leadline train` keeps one"
-    if wish.base.unit != "block":
-        reasons["angular"] = "it chooses contiguous blocks"
-    elif repeats:
-        reasons["angular"] = "it needs blocks that run once in a pass"
-    if wish.base.unit != "block":
-        plain = _additive(subjects[0], wish)
-        if plain is not None:
-            reasons["similarity"] = plain
-    for name in wish.criteria or ():
-        if name in reasons:
-            raise UsageError(f"--criteria {name}: {reasons[name]}")
-    names = [name for name in wish.criteria or CRITERIA if name not in reasons]
-    return names, {} if wish.criteria else reasons
-
-
-def _additive(subject: Subject, wish: SweepWish) -> str | None:
-    """Why similarity can't score this model's sublayers; None where it can."""
-    from leadline.probes.passes import run_measures
-    from leadline.probes.watch import TokenBatch
-    from leadline.pruning.turning import SublayerTurns
-
-    @dataclass
-    class One:
-        tokens: torch.Tensor
-        targets: torch.Tensor
-
-    tokens = torch.zeros(1, 2, dtype=torch.int64)
-    batch: TokenBatch = One(tokens, tokens)
-    try:
-        run_measures(subject.stack, [batch], [SublayerTurns(subject.stack)])
-    except UsageError:
-        return "its stream is not the sum of its sublayers' outputs"
-    except LeadlineError as error:
-        return str(error)
-    return None

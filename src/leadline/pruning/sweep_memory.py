@@ -1,25 +1,29 @@
 """What a sweep has measured so far, so that one that was interrupted goes on where it was.
 
-`sweep.json` holds `asked`, all that decides the numbers (models by their weights, text, options), and `known`, each
-score and each loss under a name of its own. It is written whole after every measurement.
+`sweep.json` holds `asked`, all that decides the numbers (models, text, options, versions), and `known`, each score and
+each loss under a name of its own, in which the model and, for cfp, the record of gradients stand as hashes. So what is
+known of a model stays right whichever models are beside it. It is written whole after every measurement.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
 from leadline import __version__
+from leadline.config import differing
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_folder, check_writable, write_json
 
 MEMORY_FILE = "sweep.json"
+STUDY_FILE = "study.json"
+"""A folder with this is a study's, whose results a sweep would overwrite."""
+SHOWN = 4
+"""Differences in an error."""
 T = TypeVar("T")
 
 
@@ -27,17 +31,23 @@ class SweepMemory:
     """Numbers by name: kept in a file where there is one, else for as long as this lives.
 
     Args:
+        asked: what decides the numbers. Those of a file that was asked for something else are dropped, but for other
+            models: their numbers have other names.
         path: of the file; its folder exists.
-        asked: what decides the numbers; those of a file that was asked for something else are dropped.
+
+    Attributes:
+        dropped: why what the file held is of no use; empty where it is.
     """
 
-    def __init__(self, path: Path | None = None, asked: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, asked: Mapping[str, Any], path: Path | None = None) -> None:
         self.path = path
-        self.asked = _plain(asked or {})
+        self.asked = _plain(asked)
+        self.dropped: list[str] = []
         self._known: dict[str, Any] = {}
         if path is not None and path.is_file():
             kept = read_memory(path)
-            if kept["asked"] == self.asked:
+            self.dropped = differing(_but_models(kept["asked"]), _but_models(self.asked))
+            if not self.dropped:
                 self._known = kept["known"]
 
     def recall(self, name: str, measure: Callable[[], T]) -> T:
@@ -58,10 +68,12 @@ def check_sweep_folder(out: Path, beside: Sequence[str] = ()) -> None:
         beside: names of files that don't count.
 
     Raises:
-        UsageError: it is a file, or holds something else.
+        UsageError: it is a file, or holds something else; a study's folder is one.
         LeadlineError: nothing can be written there.
     """
     check_folder(out, "--out")
+    if (out / STUDY_FILE).is_file():
+        raise UsageError(f"--out {out} holds a study, whose results would be lost; name a new or empty folder")
     if not (out / MEMORY_FILE).is_file() and out.exists() and any(entry.name not in beside for entry in out.iterdir()):
         raise UsageError(f"--out {out} holds something already; name a new or empty folder")
     check_writable(out, "--out")
@@ -71,18 +83,18 @@ def check_same_sweep(out: Path, asked: Mapping[str, Any]) -> None:
     """Makes sure that what was measured in a folder is of a sweep that asked the same.
 
     Raises:
-        UsageError: it is another's; says what differs.
+        UsageError: it is another's; says what differs, and both values.
         LeadlineError: the file is damaged.
     """
     path = out / MEMORY_FILE
     if not path.is_file():
         return
-    before, now = read_memory(path)["asked"], _plain(asked)
-    different = [name for name in now if before.get(name) != now[name]]
+    different = differing(read_memory(path)["asked"], _plain(asked))
     if different:
+        shown = "; ".join(different[:SHOWN]) + ("; …" if len(different) > SHOWN else "")
         raise UsageError(
-            f"--out {out} holds another sweep, which differs in: {', '.join(different)}; name a new folder, or repeat "
-            "the command that it was made with to go on"
+            f"--out {out} holds another sweep: {shown}. Name a new folder, or repeat the command that it was made with "
+            "to go on"
         )
 
 
@@ -97,27 +109,18 @@ def read_memory(path: Path) -> dict[str, Any]:
     return content
 
 
-def versions() -> dict[str, str]:
-    """What else decides numbers."""
-    return {"leadline": __version__, "torch": torch.__version__}
+def versions(hugging_face: bool) -> dict[str, str]:
+    """Of the programs that decide numbers; of transformers where the models are Hugging Face's."""
+    found = {"leadline": __version__, "torch": torch.__version__}
+    if hugging_face:
+        import transformers
+
+        found["transformers"] = transformers.__version__
+    return found
 
 
-@torch.no_grad()
-def hash_of_weights(model: nn.Module) -> str:
-    """SHA-256 of all parameters and buffers with their names, in hexadecimal; dtypes and shapes count."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-def hash_of_file(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal. Raises LeadlineError where it can't be read."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise LeadlineError(f"can't read {path}: {error.strerror or error}") from error
+def _but_models(asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in asked.items() if name != "models"}
 
 
 def _plain(asked: Mapping[str, Any]) -> dict[str, Any]:

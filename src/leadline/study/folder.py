@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from leadline.compare.alone import LOCK_FILE, alone, termination_interrupts
-from leadline.config import to_dict
+from leadline.config import differing, to_dict
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_folder, write_json
 
@@ -63,23 +63,7 @@ def check_plan(out: Path, content: Mapping[str, Any]) -> None:
         raise UsageError(f"{path} cannot be read ({error}); give another --out") from error
     if not isinstance(old, dict):
         raise UsageError(f"{path} is damaged: it should hold an object; give another --out")
-    before, now = dict(_flat(old)), dict(_flat(content))
-    different = [
-        f"{name.replace('_', ' ')} is {before.get(name, 'unset')} there and {now.get(name, 'unset')} here"
-        for name in dict.fromkeys([*before, *now])
-        if before.get(name) != now.get(name)
-    ]
+    different = differing(old, content)
     if different:
         shown = "; ".join(different[:4]) + ("; …" if len(different) > 4 else "")
         raise UsageError(f"--out {out} holds another study: {shown}. Give another --out, or the same options.")
-
-
-def _flat(content: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value with the words that lead to it."""
-    entries = content.items() if isinstance(content, Mapping) else enumerate(content, start=1)
-    for key, value in entries:
-        place = f"{where} {key}".strip()
-        if isinstance(value, Mapping | list):
-            yield from _flat(value, place)
-        else:
-            yield place, value

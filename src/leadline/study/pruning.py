@@ -21,8 +21,9 @@ from leadline.ops.choice import Backend
 from leadline.pruning import Amount, Reading, Wish, open_subject
 from leadline.pruning.report import headline, page
 from leadline.pruning.select import number_to_cut
-from leadline.pruning.sweep import SweepWish, asked_of, sweep
+from leadline.pruning.sweep import SweepWish, asked_of, hash_of_task, sweep
 from leadline.pruning.sweep_memory import MEMORY_FILE, SweepMemory
+from leadline.pruning.tasks import Task, check_task
 from leadline.study import results as shared
 from leadline.study.folder import at_work
 from leadline.study.runs import Arm, gather, run_config, run_folder, train_all
@@ -44,6 +45,8 @@ class PruningWish:
         tokens: of each run; the preset's unless given.
         ratios: shares of the blocks to cut.
         criteria: all unless given.
+        normalised: cfp takes the shares that tapered designs need, see `leadline.pruning.Evidence`.
+        task: questions to answer at each ratio.
     """
 
     design: str = "prenorm"
@@ -58,6 +61,8 @@ class PruningWish:
     unit: str = "block"
     protect_first: int = 0
     protect_last: int = 0
+    normalised: bool = False
+    task: Task | None = None
     calibration_tokens: int = 8_192
     evaluate_tokens: int = 32_768
     precision: Precision = "float32"
@@ -73,6 +78,7 @@ class PruningPlan:
         slug: the design's, for folders.
         shape: what replaces the preset's.
         flops: of one run's training.
+        task, task_hash: the name of the questions, and the hash of what they are; None without.
     """
 
     design: str
@@ -92,6 +98,9 @@ class PruningPlan:
     unit: str
     protect_first: int
     protect_last: int
+    normalised: bool
+    task: str | None
+    task_hash: str | None
     calibration_tokens: int
     evaluate_tokens: int
     precision: Precision
@@ -104,6 +113,7 @@ def make_plan(wish: PruningWish, data: DataSet) -> PruningPlan:
 
     Raises:
         UsageError: an option or a value is wrong; names it, and what works.
+        LeadlineError: a choice of the task has no tokens; names its line.
     """
     design, preset = resolve(wish.design), preset_named(wish.preset)
     seeds = parse_seeds(wish.seeds)
@@ -140,14 +150,19 @@ def make_plan(wish: PruningWish, data: DataSet) -> PruningPlan:
         unit=wish.unit,
         protect_first=wish.protect_first,
         protect_last=wish.protect_last,
+        normalised=wish.normalised,
+        task=None if wish.task is None else wish.task.name,
+        task_hash=None if wish.task is None else hash_of_task(wish.task),
         calibration_tokens=wish.calibration_tokens,
         evaluate_tokens=wish.evaluate_tokens,
         precision=wish.precision,
         backend=wish.backend,
         device=wish.device,
     )
-    # What is wrong with ratios and criteria is said before anything is trained.
-    _check_counts(asked(plan), blocks)
+    # What is wrong with ratios, criteria and questions is said before anything is trained.
+    _check_counts(asked(plan, wish.task), blocks)
+    if wish.task is not None:
+        check_task(wish.task, data.tokenizer)
     return plan
 
 
@@ -168,8 +183,14 @@ def _check_counts(wish: SweepWish, blocks: int) -> None:
         raise UsageError("--criteria angular: it chooses contiguous blocks; --unit block works")
 
 
-def asked(plan: PruningPlan) -> SweepWish:
-    """What the sweep is told. Raises UsageError where ratios or criteria don't work."""
+def asked(plan: PruningPlan, task: Task | None = None) -> SweepWish:
+    """What the sweep is told.
+
+    Raises:
+        UsageError: ratios or criteria that don't work, or another task than the plan's.
+    """
+    if (None if task is None else hash_of_task(task)) != plan.task_hash:
+        raise UsageError(f"the plan's task is {plan.task or 'none'}, with other questions than these")
     reading = Reading(context=plan.context, stride=plan.context, tokens=plan.evaluate_tokens, batch_size=8)
     amount = Amount(count=0, protect_first=plan.protect_first, protect_last=plan.protect_last)
     base = Wish(
@@ -177,9 +198,10 @@ def asked(plan: PruningPlan) -> SweepWish:
         reading=reading,
         criterion="random",
         unit=plan.unit,
+        normalised=plan.normalised,
         calibration_tokens=plan.calibration_tokens,
     )
-    return SweepWish(ratios=plan.ratios, base=base, criteria=plan.criteria)
+    return SweepWish(ratios=plan.ratios, base=base, criteria=plan.criteria, task=task)
 
 
 def run_study(
@@ -187,12 +209,16 @@ def run_study(
     out: Path,
     data: DataSet,
     *,
+    task: Task | None = None,
     jobs: int | None = None,
     threads: int | None = None,
     command: str = "leadline study pruning",
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Trains what is missing, sweeps, and writes `results.json` and `report.html`.
+
+    Args:
+        task: the questions that the plan was made with.
 
     Returns:
         The content of `results.json`: what `leadline.pruning.sweep` gives as `sweep`, and the runs as `arm`.
@@ -202,6 +228,7 @@ def run_study(
         LeadlineError: the folder cannot be written, or fewer than two models were trained.
         KeyboardInterrupt: interrupted; what was trained and measured has been saved, and the same call goes on.
     """
+    wish = asked(plan, task)
     with at_work(out, "pruning", plan):
         arm = _arm(plan)
         errors = train_all([arm], plan.seeds, out, jobs=jobs, threads=threads)
@@ -211,8 +238,10 @@ def run_study(
             reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
             raise LeadlineError(f"rank stability needs 2 trained models, and there are {len(trained)} ({reasons})")
         subjects = [open_subject(folder, plan.device) for folder in trained]
-        wish = asked(plan)
-        found = sweep(subjects, data, wish, say, SweepMemory(out / MEMORY_FILE, asked_of(subjects, data, wish)))
+        memory = SweepMemory(asked_of(subjects, data, wish), out / MEMORY_FILE)
+        if memory.dropped:
+            say(f"everything is measured anew; {MEMORY_FILE} is of another sweep: {'; '.join(memory.dropped)}")
+        found = sweep(subjects, data, wish, say, memory)
         results = collect(plan, arm, out, data, found, errors, command)
         shown = dataclasses.replace(page(found, command), facts=shared.facts(results), install=INSTALL)
         shared.write(results, shown, out)

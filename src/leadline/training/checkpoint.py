@@ -21,6 +21,7 @@ from leadline.models.saving import read_weights, write_model, write_tensors
 from leadline.training.optimiser import load_optimiser, optimiser_tensors
 
 FOLDER = "checkpoints"
+GRADIENT = "gradient.json"
 OPTIMISER = "optimizer.safetensors"
 STATE = "state.json"
 LIVE = "live"
@@ -31,12 +32,22 @@ Resume = Literal["newest", "previous", "never"]
 
 
 def save_checkpoint(
-    out: Path, model: Decoder | ResNet, optimiser: torch.optim.Optimizer, state: dict[str, Any], *, keep: int
+    out: Path,
+    model: Decoder | ResNet,
+    optimiser: torch.optim.Optimizer,
+    state: dict[str, Any],
+    *,
+    keep: int,
+    gradient: dict[str, Any] | None = None,
 ) -> Path:
     """Writes `checkpoints/step-…`, then removes all but the newest `keep`.
 
     BHyT's constants are worked out anew for what is written, and a run that goes on keeps those it had: when and how
     often it was saved changes nothing of what it computes.
+
+    Args:
+        state: what the run goes on with, as JSON can hold it.
+        gradient: the gradient share up to this step, which `leadline.training.load_gradient` reads.
 
     Raises:
         LeadlineError: it can't be written; the checkpoints that were there stay.
@@ -54,6 +65,8 @@ def save_checkpoint(
         kept = {f"{name}:{LIVE}": value for name, value in live.items()}
         write_tensors(partial / OPTIMISER, {**optimiser_tensors(model, optimiser), **kept})
         write_json(partial / STATE, state)
+        if gradient is not None:
+            write_json(partial / GRADIENT, gradient)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
         sync_folder(folder.parent)
@@ -132,7 +145,7 @@ def drop_later(out: Path, chosen: Path) -> None:
     for path in checkpoints(out):
         if path.name > chosen.name:
             shutil.rmtree(path)
-    for name in ("summary.json", "gradient.json"):
+    for name in ("summary.json", GRADIENT):
         (out / name).unlink(missing_ok=True)
 
 

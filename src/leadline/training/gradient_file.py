@@ -8,8 +8,9 @@ from typing import Any
 
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import write_json
+from leadline.training.checkpoint import FOLDER, checkpoints
+from leadline.training.checkpoint import GRADIENT as GRADIENT
 
-GRADIENT = "gradient.json"
 SHARES = ("share", "sublayer_share", "share_per_parameter", "sublayer_share_per_parameter")
 """Its lists of shares, one for each block or sublayer."""
 
@@ -25,17 +26,40 @@ def write_gradient(folder: Path | str, report: dict[str, Any]) -> Path:
     """
     path = Path(folder) / GRADIENT
     try:
+        for left in path.parent.glob(f".{GRADIENT}.*.partial"):  # of a run that was killed while it wrote
+            left.unlink(missing_ok=True)
         write_json(path, report)
     except OSError as error:
         raise LeadlineError(f"can't write {path}: {error.strerror or error}") from error
     return path
 
 
+def gradient_path(folder: Path | str) -> Path:
+    """Where `gradient.json` of a run, of a checkpoint or of a model is, or would be.
+
+    A checkpoint that was written before checkpoints had one of their own has the run's, if it is the newest.
+
+    Raises:
+        UsageError: a checkpoint that has none, in a run that went on after it.
+    """
+    folder = Path(folder)
+    own, place = folder / GRADIENT, folder.absolute()
+    if own.is_file() or place.parent.name != FOLDER:
+        return own
+    run = place.parent.parent
+    if place not in checkpoints(run)[-1:]:
+        raise UsageError(
+            f"{folder} has no {GRADIENT} of its own, and {run / GRADIENT} is of a later step, so it is not known which "
+            "blocks the gradient reached up to this one; the run's newest checkpoint works"
+        )
+    return run / GRADIENT
+
+
 def load_gradient(folder: Path | str) -> dict[str, Any]:
     """The gradient share that was recorded while a model was trained.
 
     Args:
-        folder: a run's, one of its checkpoints', or a model's.
+        folder: a run's, one of its checkpoints', or a model's. A checkpoint has the record up to its own step.
 
     Returns:
         The content of `gradient.json`: `steps`, `window`, `units`, `share`, `sublayer_share` and the rest; see
@@ -46,15 +70,12 @@ def load_gradient(folder: Path | str) -> dict[str, Any]:
         LeadlineError: the file is damaged.
     """
     folder = Path(folder)
-    places = [folder / GRADIENT]
-    if folder.parent.name == "checkpoints":
-        places.append(folder.parent.parent / GRADIENT)
-    path = next((place for place in places if place.is_file()), None)
-    if path is None:
+    path = gradient_path(folder)
+    if not path.is_file():
         raise UsageError(
             f"{folder} has no {GRADIENT}, so it is not known which blocks the gradient reached; `leadline train` "
             "always records it; in a loop of one's own, leadline.training.GradientShare(model) does: "
-            "share.add(share.measure()) after each backward, share.save(folder) at the end"
+            "share.add(share.measure()) after the last backward of each step, share.save(folder) at the end"
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -300,15 +300,16 @@ class Trainer:
         }
         if self.equalised is not None:
             state["equalised"] = self.equalised.state()
-        save_checkpoint(self.out, self.model, self.optimiser, state, keep=self.run.config.keep)
-        self._write_gradient()
+        report = self._gradient()
+        save_checkpoint(self.out, self.model, self.optimiser, state, keep=self.run.config.keep, gradient=report)
+        write_gradient(self.out, report)
         self._saved, self._saved_at = self.step, time.monotonic()
 
-    def _write_gradient(self) -> None:
+    def _gradient(self) -> dict[str, Any]:
         report = self.share.report()
         if self.equalised is not None:
             report["equalised"] = self.equalised.report()
-        write_gradient(self.out, report)
+        return report
 
     def _checkpoint_is_due(self) -> bool:
         every = self.run.config.checkpoint_every
@@ -339,7 +340,7 @@ class Trainer:
             notes=tuple(run.notes()),
         )
         try:
-            self._write_gradient()
+            write_gradient(self.out, self._gradient())
             write_json(self.out / "summary.json", to_dict(summary))
         except OSError as error:
             raise LeadlineError(f"can't write the summary into {self.out}: {error.strerror or error}") from error

@@ -58,6 +58,12 @@ class Pruning:
     protect_last: int = 0
     """Blocks from the end that stay."""
 
+    normalised: bool = False
+    """For cfp: shares of norms divided by √(number of parameters), which tapered designs need."""
+
+    task: Path | None = None
+    """Questions to answer at every ratio, JSON lines with question, choices and answer (from 0)."""
+
     calibration_tokens: str = "8k"
     """Tokens that criteria read, from the training part."""
 
@@ -85,6 +91,7 @@ def run(asked: Pruning) -> int:
     from leadline.cli.counts import parse_count
     from leadline.cli.prune import Progress, numbers
     from leadline.data import resolve
+    from leadline.pruning.tasks import read_task
     from leadline.study.pruning import PruningWish, make_plan, run_study
     from leadline.training.resolve import usable_device
 
@@ -102,6 +109,8 @@ def run(asked: Pruning) -> int:
         unit=asked.unit,
         protect_first=asked.protect_first,
         protect_last=asked.protect_last,
+        normalised=asked.normalised,
+        task=None if asked.task is None else read_task(asked.task),
         calibration_tokens=parse_count(asked.calibration_tokens, "--calibration-tokens"),
         evaluate_tokens=parse_count(asked.evaluate_tokens, "--evaluate-tokens"),
         precision=asked.precision,
@@ -110,13 +119,16 @@ def run(asked: Pruning) -> int:
     )
     usable_device(asked.device)
     data = resolve(asked.data)
+    # A flag has no value.
+    command = command_line("pruning", dataclasses.replace(asked, normalised=False))
     results = run_study(
         make_plan(wish, data),
         asked.out,
         data,
+        task=wish.task,
         jobs=asked.jobs,
         threads=asked.threads,
-        command=command_line("pruning", asked),
+        command=f"{command} --normalised" if asked.normalised else command,
         say=Progress(),
     )
     print_findings(results, asked.out)

@@ -220,8 +220,9 @@ class ImageTrainer:
             "loader": self.loader.state(),
             "gradient": self.share.state(),
         }
-        save_checkpoint(self.out, self.model, self.optimiser, state, keep=self.config.keep)
-        write_gradient(self.out, self.share.report())
+        report = self.share.report()
+        save_checkpoint(self.out, self.model, self.optimiser, state, keep=self.config.keep, gradient=report)
+        write_gradient(self.out, report)
 
     def _finish(self) -> dict[str, Any]:
         scores = self._evaluate()
