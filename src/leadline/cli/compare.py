@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+
+from leadline.cli.repeating import repeating
 
 if TYPE_CHECKING:
     from leadline.compare.planning import Wish
@@ -161,15 +162,7 @@ def wish(arguments: Arguments) -> Wish:
 
 def command_line(arguments: Arguments) -> str:
     """The command that repeats these arguments, quoted for a shell, without what is at its default."""
-    words = ["leadline", "compare", *arguments.designs]
-    for field in dataclasses.fields(arguments):
-        value = getattr(arguments, field.name)
-        if field.name in ("designs", "out", "sweep_lr") or value == field.default:
-            continue
-        words += [f"--{field.name.replace('_', '-')}", str(value)]
-    if arguments.sweep_lr is not None:
-        words += ["--sweep-lr", *arguments.sweep_lr]
-    return shlex.join([*words, "--out", str(arguments.out)])
+    return repeating(["compare", *arguments.designs], arguments, without=("designs",))
 
 
 def print_verdict(results: dict[str, Any], out: Path) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import tyro
+
+from leadline.cli.repeating import repeating
 
 if TYPE_CHECKING:
     from leadline.study.probing import ProbeWish
@@ -150,13 +151,7 @@ def parts_of(text: str) -> tuple[str, ...]:
 
 def command_line(arguments: Arguments) -> str:
     """The command that repeats these arguments, quoted for a shell, without what is at its default."""
-    words = ["leadline", "probe", *map(str, arguments.models)]
-    for field in dataclasses.fields(arguments):
-        value: Any = getattr(arguments, field.name)
-        if field.name in ("models", "out", "json") or value == field.default:
-            continue
-        words += [f"--{field.name.replace('_', '-')}", str(value)]
-    return shlex.join([*words, "--out", str(arguments.out)])
+    return repeating(["probe", *map(str, arguments.models)], arguments, without=("models", "json"))
 
 
 class Progress:

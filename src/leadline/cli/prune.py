@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+
+from leadline.cli.repeating import repeating
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
@@ -390,14 +391,7 @@ def sweep_table(results: dict[str, Any]) -> list[str]:
 
 def command_line(arguments: Arguments) -> str:
     """The command that repeats these arguments, quoted for a shell, without what is at its default."""
-    words = ["leadline", "prune", *map(str, arguments.model)]
-    for field in dataclasses.fields(arguments):
-        value = getattr(arguments, field.name)
-        if field.name in ("model", "json") or value == field.default:
-            continue
-        option = f"--{field.name.replace('_', '-')}"
-        words += [option] if value is True else [option, str(value)]
-    return shlex.join(words)
+    return repeating(["prune", *map(str, arguments.model)], arguments, without=("model", "json"))
 
 
 class Progress:

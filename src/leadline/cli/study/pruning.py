@@ -119,8 +119,6 @@ def run(asked: Pruning) -> int:
     )
     usable_device(asked.device)
     data = resolve(asked.data)
-    # A flag has no value.
-    command = command_line("pruning", dataclasses.replace(asked, normalised=False))
     results = run_study(
         make_plan(wish, data),
         asked.out,
@@ -128,7 +126,7 @@ def run(asked: Pruning) -> int:
         task=wish.task,
         jobs=asked.jobs,
         threads=asked.threads,
-        command=f"{command} --normalised" if asked.normalised else command,
+        command=command_line("pruning", asked),
         say=Progress(),
     )
     print_findings(results, asked.out)

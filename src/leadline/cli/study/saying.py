@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+from leadline.cli.repeating import repeating
+
 
 def command_line(study: str, asked: Any) -> str:
     """The command that repeats these options, quoted for a shell, without what is at its default."""
-    words = ["leadline", "study", study]
-    for field in dataclasses.fields(asked):
-        value = getattr(asked, field.name)
-        if field.name != "out" and value != field.default:
-            words += [f"--{field.name.replace('_', '-')}", str(value)]
-    return shlex.join([*words, "--out", str(asked.out)])
+    return repeating(["study", study], asked)
 
 
 def say(text: str) -> None:
