@@ -84,8 +84,8 @@ def _table(arms: Sequence[Arm], entries: Sequence[Entry], results: Mapping[str, 
         ],
         rows=[_row(arm, entry, len(results["seeds"])) for arm, entry in zip(arms, entries, strict=True)],
         notes="Loss and late importance: mean over seeds and 95 % interval (Student's t). Correlations: mean over "
-        "seeds and 95 % bootstrap interval over blocks and seeds, over blocks alone with one seed; coloured where the "
-        "interval lies on one side of zero. Speeds are measured while other runs share the machine.",
+        "seeds, and the interval that covers a bootstrap's over blocks and seeds and Student's t over seeds, both of "
+        "95 % (with one seed the bootstrap's over blocks alone); coloured where it lies on one side of zero. Speeds are measured while other runs share the machine.",
     )
 
 
@@ -162,7 +162,7 @@ def _all_correlations(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
             for index, (pair, words) in enumerate(PAIRS.items())
             if pair in arm["correlations"]
         ],
-        notes="Kendall's is τ-b. Mean over seeds and 95 % bootstrap interval.",
+        notes="Kendall's is τ-b. Mean over seeds, and the interval as above.",
     )
 
 
