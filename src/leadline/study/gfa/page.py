@@ -85,7 +85,8 @@ def _table(arms: Sequence[Arm], entries: Sequence[Entry], results: Mapping[str, 
         rows=[_row(arm, entry, len(results["seeds"])) for arm, entry in zip(arms, entries, strict=True)],
         notes="Loss and late importance: mean over seeds and 95 % interval (Student's t). Correlations: mean over "
         "seeds, and the interval that covers a bootstrap's over blocks and seeds and Student's t over seeds, both of "
-        "95 % (with one seed the bootstrap's over blocks alone); coloured where it lies on one side of zero. Speeds are measured while other runs share the machine.",
+        "95 % (with one seed the bootstrap's over blocks alone); coloured where it lies on one side of "
+        "zero. Speeds are measured while other runs share the machine.",
     )
 
 
