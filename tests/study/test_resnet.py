@@ -42,7 +42,8 @@ def one_run(tmp_path_factory):
 
 @pytest.mark.parametrize("batch_size", [7, 10, 13])
 def test_pieces_of_a_batch_have_two_images_or_more(batch_size: int, tmp_path: Path) -> None:
-    config = dataclasses.replace(TINY, size=8, width=2, layers=(1, 1), steps=1, batch_size=batch_size, gradient_every=1)
+    # All four stages leave one pixel of eight, of which one image alone has no variance.
+    config = dataclasses.replace(TINY, width=2, steps=1, batch_size=batch_size, gradient_every=1)
     train_images(config, tmp_path / "run")
     assert load_gradient(tmp_path / "run")["details"][0]["cosine"][0] is not None
 
