@@ -143,7 +143,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
         if line.startswith("round 3/") or time.monotonic() > end:
             break
     process.send_signal(signal.SIGINT)
-    out, said = process.communicate(timeout=60)
+    out, said = process.communicate(timeout=240)
     assert process.returncode == 130, said
     assert "interrupted" in out
     assert json.loads((tmp_path / "m.json").read_text())["rounds"] >= 2

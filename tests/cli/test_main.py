@@ -25,7 +25,7 @@ HELP = [("--help",), *((verb, "--help") for verb in VERBS), ("data", "prepare", 
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*MAIN, *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*MAIN, *arguments], capture_output=True, text=True, timeout=240)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ for words in {HELP!r}:
     main(list(words))
 print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert done.stderr == "[]\n"
 
 
@@ -158,14 +158,14 @@ def test_a_reader_that_left() -> None:
     assert process.stderr is not None
     process.stdout.close()
     assert process.stderr.read() == ""
-    process.wait(timeout=60)
+    process.wait(timeout=240)
     process.stderr.close()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_output_onto_a_full_disk() -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([*MAIN, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        done = subprocess.run([*MAIN, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=240)
     assert done.returncode == 1
     assert "No space left" in done.stderr
     assert "Traceback" not in done.stderr

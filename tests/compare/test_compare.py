@@ -162,7 +162,7 @@ def test_an_interruption_and_the_same_command_again(
     steps = out / "runs" / "prenorm-seed0" / "steps.jsonl"
     until(lambda: steps.exists() and steps.read_text().count("\n") >= 5)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=240)
     assert process.returncode == 130, said
     assert not (out / "results.json").exists()
     assert not (out / "runs" / "prenorm-seed0" / "summary.json").exists()

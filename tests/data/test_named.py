@@ -75,7 +75,7 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    answers = [p.communicate(timeout=60)[0] for p in both]
+    answers = [p.communicate(timeout=240)[0] for p in both]
     assert [p.returncode for p in both] == [0, 0]
     assert len(set(answers)) == 1
     assert len(list((tmp_path / "data").iterdir())) == 1

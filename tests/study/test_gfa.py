@@ -191,7 +191,7 @@ def test_interrupted_it_saves_and_exits_with_130(dataset: DataSet, tmp_path: Pat
     while not list(out.glob("runs/*/run.json")) and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=240)
     assert process.returncode == 130, said
     assert not (out / "results.json").exists()
     assert not list(out.glob("runs/*/failed.json"))

@@ -253,7 +253,7 @@ def test_a_signal_saves_and_exits_130(data: Path, tmp_path: Path, number: signal
     out = tmp_path / "run"
     process, first = begin(data, out)
     process.send_signal(number)
-    _, rest = process.communicate(timeout=60)
+    _, rest = process.communicate(timeout=240)
     assert process.returncode == 130, first + rest
     assert first.startswith("step 1/100000")
     assert "the same command goes on" in rest
@@ -270,7 +270,7 @@ def test_killed_at_any_moment_it_goes_on(data: Path, tmp_path: Path, lines: Line
     process, first = begin(data, out, "--checkpoint-every", "1")
     time.sleep(random.random())
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert first.startswith("step 1/100000")
     last = int(checkpoints(out)[-1].name.removeprefix("step-")) if checkpoints(out) else 0
     chosen = RunConfig(
