@@ -176,7 +176,7 @@ def test_scales_are_one_over_the_sources() -> None:
     assert scales(AttentionResiduals(weights="sigmoid")) == pytest.approx([1, 2, 2, 2, 2, 2, 2, 2])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     sublayers=st.integers(0, 12),
     size=st.integers(1, 13),

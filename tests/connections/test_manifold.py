@@ -52,7 +52,7 @@ def test_start(mixing: Literal["sinkhorn", "birkhoff"], streams: int) -> None:
     assert (mixing_at_start.diagonal() > 0.98).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(streams=st.integers(1, 5), sinkhorn=st.booleans(), seed=st.integers(0, 50), noise=st.floats(0, 2))
 def test_every_mixing_is_doubly_stochastic(streams: int, sinkhorn: bool, seed: int, noise: float) -> None:
     connection = ManifoldHyperConnections(

@@ -169,7 +169,7 @@ def test_each_sublayer_has_its_own_parameters_and_only_those_it_uses() -> None:
     }
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     streams=st.integers(1, 5),
     sublayers=st.integers(1, 10),

@@ -82,7 +82,7 @@ def test_gates_start_small_with_the_papers_start(
     assert gated == sublayers - streams + 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     streams=st.integers(1, 6),
     sublayers=st.integers(1, 14),

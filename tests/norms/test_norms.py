@@ -161,7 +161,7 @@ def test_compiles_without_graph_breaks(config: NormConfig) -> None:
     compiled(x).sum().backward()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     index=st.integers(0, len(BOUNDED) - 1),
     values=st.lists(st.floats(-1e6, 1e6, width=32), min_size=8, max_size=8),
@@ -176,7 +176,7 @@ def test_bounded_by_the_gain(index: int, values: list[float], role: Role) -> Non
     assert (y.abs() <= module.gain.abs()).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     values=st.lists(st.floats(-1e4, 1e4), min_size=32, max_size=32),
     probability=st.sampled_from([0.5, 0.9, 0.99]),

@@ -278,7 +278,7 @@ def test_float64_scalars_survive_a_compiler_and_tokens_do_not_recompile(backend:
     torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     count=st.integers(1, 40),
     dim=st.integers(1, 33),

@@ -302,7 +302,7 @@ def test_lean_second_derivatives_raise_instead_of_being_wrong() -> None:
         first.square().sum().backward()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     count=st.integers(1, 6),
     dim=st.integers(1, 20),

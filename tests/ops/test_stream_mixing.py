@@ -129,7 +129,7 @@ def test_permutations_are_lexicographic_and_begin_with_the_identity(streams: int
     assert orders == list(itertools.permutations(range(streams)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     streams=st.integers(1, 6),
     tokens=st.integers(0, 5),
@@ -148,7 +148,7 @@ def test_sinkhorn_is_nearly_doubly_stochastic(streams: int, tokens: int, spread:
     assert ((mixing.sum(0) - 1).abs() <= torch.expm1(d * torch.tanh(d / 4) ** 400) + 1e-12).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     streams=st.integers(1, 5),
     tokens=st.integers(0, 5),
