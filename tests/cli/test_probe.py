@@ -190,6 +190,13 @@ def test_bad_options(data: Path, models: Path, tmp_path: Path, options: dict[str
     assert not (tmp_path / "out").exists()
 
 
+def test_where_blocks_are_is_said_to_hugging_face_models_alone(data: Path, models: Path, tmp_path: Path) -> None:
+    asked = arguments(data, tmp_path / "out", models / "plain", models / "llama", parts="activations")
+    assert run(dataclasses.replace(asked, layers="model.layers")) == 0
+    with pytest.raises(UsageError, match=r"--layers model\.layers is for Hugging Face models, and there is none here"):
+        run(dataclasses.replace(asked, models=asked.models[:1], layers="model.layers", out=tmp_path / "none"))
+
+
 def test_bad_places(data: Path, models: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nowhere is no folder"):
         run(arguments(data, tmp_path / "out", models / "plain", Path("nowhere")))
@@ -231,6 +238,25 @@ def test_one_of_several_that_fails_leaves_the_others(
     with pytest.raises(LeadlineError, match="not finite"):
         run(arguments(data, tmp_path / "alone", models / "plain"))
     assert not (tmp_path / "alone").exists()
+
+
+def test_one_of_several_that_runs_out_of_memory_leaves_the_others(
+    data: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(stack: Any, *rest: Any, **more: Any) -> Any:
+        if stack.blocks == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+        return measured(stack, *rest, **more)
+
+    measured = probing.measure_stack
+    monkeypatch.setattr(probing, "measure_stack", measure)
+    asked = arguments(data, tmp_path / "out", models / "streams", models / "plain", parts="activations")
+    assert run(asked) == 1
+    said = capsys.readouterr().out
+    assert "streams: 2 blocks" in said
+    assert "plain: failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n" in said
+    with pytest.raises(torch.OutOfMemoryError):
+        run(arguments(data, tmp_path / "alone", models / "plain"))
 
 
 @pytest.mark.parametrize("where", ["measure_stack", "write_report"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from leadline.designs import preset_named, resolve
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, UsageError
 from leadline.models import Decoder, cut
 from leadline.probes import (
     ablation,
@@ -41,6 +41,21 @@ def test_removal_on_a_linear_stack(toy: Toys, batches: Toys) -> None:
     halved = removal(model, batches([0, 1]), bytes_per_token=2.0)
     assert halved == pytest.approx([value / 2 for value in expected], abs=1e-6)
     assert model.training, "the training mode comes back"
+
+
+def test_removal_says_what_forward_has_to_take(toy: Toys, batches: Toys) -> None:
+    model = toy(torch.eye(2), [torch.eye(2)] * 2)
+
+    class Whole(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.model(tokens)
+
+    with pytest.raises(UsageError, match=r"Whole.forward takes no skip.*skip=\(4, 5\)"):
+        removal(Whole(), batches([0, 1]))
 
 
 def test_angles_of_a_turning_stack(toy: Toys, batches: Toys) -> None:

@@ -32,6 +32,13 @@ def test_bounds_and_moments_of_a_decoder(decoder: Toys, some_batches: list) -> N
         assert 0.3 < moments["ratio"][block] < 3
 
 
+def test_the_sign_of_lambda_makes_no_output_smaller(decoder: Toys, some_batches: list) -> None:
+    model: Decoder = decoder("bhyt", blocks=2)
+    with torch.no_grad():
+        model.blocks[1].mlp_norm.lam.fill_(-9.0)
+    assert bhyt(stack_of(model), some_batches)["mlp"]["below"] == [True, False]
+
+
 def test_the_authors_setting_exceeds_the_bound_at_28_blocks(decoder: Toys, some_batches: list) -> None:
     found = bhyt(stack_of(decoder("bhyt", blocks=28)), some_batches[:1])
     assert found["attention"]["below"] == [False] * 28

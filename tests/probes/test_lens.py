@@ -84,3 +84,9 @@ def test_an_impossible_token_gives_no_nan() -> None:
     found = measured(Masked(torch.eye(3), [torch.eye(3)]), rows([0, 1]))
     assert found["kl"] == [0.0]
     assert math.isfinite(found["entropy"][0])
+
+
+def test_a_model_that_diverged_agrees_with_nothing() -> None:
+    """Of NaN the first token would be the likeliest, at every exit."""
+    found = measured(ToyStack(torch.eye(2), [math.nan * torch.eye(2)] * 2), rows([0, 1]))
+    assert all(math.isnan(found[name][0]) for name in ("loss", "kl", "agreement", "entropy"))

@@ -26,6 +26,14 @@ def keys(value: Any, path: str = "") -> Iterator[str]:
             yield from keys(item, f"{path}.{name}")
 
 
+def numbers(value: Any) -> list[float]:
+    """All numbers in it, in their order."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if items:
+        return [number for item in items for number in numbers(item)]
+    return [] if value is None else [value]
+
+
 def shape(value: Any) -> Any:
     """Nested lists as their lengths, so that the example's shapes can be held against the real ones."""
     return [shape(item) for item in value] if isinstance(value, list) else None
@@ -111,6 +119,16 @@ def test_batches_of_its_own_and_progress() -> None:
     assert said == [*expected, *[("gradients", n, 3) for n in (1, 2, 3)], ("ablation", 1, 1)]
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_batches_are_a_list_of_what_has_tokens_and_targets(apart: bool) -> None:
+    stack = ToyStack(torch.eye(4), [torch.eye(4)])
+    pair = (torch.zeros(1, 2, dtype=torch.int64),) * 2
+    for wrong, said in ((iter(rows([0])), "can be read once; a list"), ([pair], "a batch is a tuple; .*Batch, works")):
+        given: Any = {"batches": rows([0]), "apart": {"lens": wrong}} if apart else {"batches": wrong}
+        with pytest.raises(UsageError, match=said):
+            measure_stack(stack, **given)
+
+
 def test_wrong_parts_are_named() -> None:
     stack = ToyStack(torch.eye(4), [torch.eye(4)])
     with pytest.raises(UsageError, match=r"'lense' is no part; .* Did you mean lens"):
@@ -163,3 +181,50 @@ def size_of(thing: Any, seen: set[int]) -> int:
     if isinstance(thing, list | tuple | set):
         return sum(size_of(item, seen) for item in thing)
     return size_of(vars(thing), seen) if hasattr(thing, "__dict__") else 0
+
+
+@pytest.mark.parametrize("part", ["lens", "gradients", "ablation"])
+def test_a_target_that_does_not_count_counts_nowhere(part: str) -> None:
+    """The toy's tokens don't see each other, so leaving targets out is leaving tokens out."""
+    generator = torch.Generator().manual_seed(0)
+    matrices = [0.5 * torch.randn(5, 5, generator=generator) for _ in range(4)]
+    stack = ToyStack(torch.randn(5, 5, generator=generator), matrices, sublayers_per_block=2)
+    tokens = torch.tensor([[0, 1, 2, 3], [4, 3, 2, 1]])
+    some = torch.tensor([[-100, 1, 2, -100], [-100, 3, 2, -100]])
+    none = torch.full((2, 4), -100)
+    found = measure_stack(stack, [Batch(tokens, some), Batch(tokens, none)], parts=[part])[part]
+    truth = measure_stack(stack, [Batch(tokens[:, 1:3], some[:, 1:3])], parts=[part])[part]
+    assert numbers(found) == pytest.approx(numbers(truth), rel=1e-6, abs=1e-6)
+    if part == "ablation":
+        assert found["tokens"] == 4
+        assert found["sequences"] == 2
+
+
+def test_sequences_weigh_by_what_counts_of_them() -> None:
+    """Of two sequences one counts three targets and the other one: the loss is the mean over four."""
+    stack = ToyStack(torch.eye(4), [torch.eye(4)])
+    tokens = torch.tensor([[0, 1, 2], [3, 3, 3]])
+    targets = torch.tensor([[0, 1, 2], [0, -100, -100]])
+    right, wrong = (-torch.tensor([2.0, 0, 0, 0]).log_softmax(0)[i] for i in (0, 1))
+    found = measure_stack(stack, [Batch(tokens, targets)], parts=["ablation"])["ablation"]
+    assert found["loss"] == pytest.approx(float(3 * right + wrong) / 4)
+    assert found["tokens"] == 4
+
+
+def test_an_empty_batch_is_passed_by_and_nothing_but_those_is_an_error(
+    decoder: Toys, some_batches: list[Batch]
+) -> None:
+    stack = stack_of(decoder("bhyt"))
+    nothing = [Batch(*torch.zeros(2, *size, dtype=torch.int64)) for size in ((0, 8), (2, 0))]
+    assert measure_stack(stack, [*nothing, *some_batches]) == measure_stack(stack, some_batches)
+    for part in PARTS:
+        with pytest.raises(LeadlineError, match="no tokens"):
+            measure_stack(stack, nothing, parts=[part])
+
+
+def test_inside_inference_mode_all_is_the_same(decoder: Toys, some_batches: list[Batch]) -> None:
+    stack = stack_of(decoder("mgr"))
+    truth = measure_stack(stack, some_batches)
+    with torch.inference_mode():
+        own = [Batch(batch.tokens.clone(), batch.targets.clone()) for batch in some_batches]
+        assert measure_stack(stack, own) == truth

@@ -138,3 +138,17 @@ def test_a_read_that_takes_the_norm_over_is_seen_and_stays_as_it_is(rows: Any) -
     with use_backend("reference"), record(model) as truth:
         gradients()
     assert depth.read_rms == pytest.approx(truth.read_rms, rel=1e-4)
+
+
+def test_the_size_of_an_output_is_that_of_what_joins_the_stream(rows: Any) -> None:
+    """ReZero's gains start at 0, so nothing joins."""
+    model = build("rezero")
+    assert measure(model, rows)["output_rms"] == [0.0] * (2 * BLOCKS)
+    with torch.no_grad():
+        for site in model.sites():
+            site.branch_gain.fill_(0.5)
+    halves = measure(model, rows)["output_rms"]
+    for block in model.blocks:
+        block.attn_site.branch_gain.data.fill_(1.0)
+        break
+    assert measure(model, rows)["output_rms"][0] == pytest.approx(2 * halves[0])

@@ -297,3 +297,42 @@ def test_the_models_mode_comes_back():
     assert model.training
     assert not model.transformer.h[1].training
     assert model.transformer.h[2].training
+
+
+def _more(name, **changes):
+    """A model of a family that `causal_lms` doesn't hold."""
+    import tiny_hub_models
+    import transformers
+
+    options = {**causal_lms.FAMILIES["llama"][1], **changes}
+    return tiny_hub_models.build(getattr(transformers, name)(**options))
+
+
+@torch.no_grad()
+def test_a_sublayer_that_carries_the_stream_is_not_told_apart(watched):
+    """BERT adds inside its sublayers' modules: zeros in place of their outputs would wipe the stream out."""
+    stack, tokens = stack_of(_more("RobertaConfig", is_decoder=True)), causal_lms.tokens()
+    assert stack.sublayers == ((), (), ())
+    assert not stack.additive
+    assert not stack.norms_scale
+    assert stack.context == 63, "the first of 64 places is the padding's"
+    stack.logits(torch.full((1, 63), 5))
+    told, logits = watched(stack, tokens)
+    assert told.blocks == [0, 1, 2]
+    assert not told.outputs
+    torch.testing.assert_close(stack.lens(told.after[-1]), logits)
+    with pytest.raises(UsageError, match="block 1 has no sublayers"):
+        stack.check([Unit(1, "mlp")])
+
+
+@torch.no_grad()
+def test_modules_that_give_lists_are_left_out_too(watched):
+    """The first GPT's attention and blocks give lists, to which the model adds others."""
+    model = _more("OpenAIGPTConfig", n_embd=32, n_head=4, n_layer=3, n_positions=64)
+    stack, tokens = stack_of(model), causal_lms.tokens()
+    whole, _ = watched(stack, tokens)
+    for unit in (Unit(1), Unit(1, "attention"), Unit(1, "mlp")):
+        with stack.skipping([unit]):
+            told, _ = watched(stack, tokens)
+        assert torch.equal(told.after[0], whole.after[0])
+        assert not torch.allclose(told.after[-1], whole.after[-1], atol=1e-3)

@@ -210,3 +210,13 @@ def test_whether_the_norms_ignore_size(design, scale):
 def test_context_and_vocabulary():
     stack = stack_of(lively())
     assert (stack.context, stack.vocab_size, stack.device.type) == (16, 61, "cpu")
+
+
+@pytest.mark.parametrize("branch", ["layerscale", "rezero"])
+@torch.no_grad()
+def test_an_output_is_told_with_its_gain(branch, tokens, watched):
+    """As it joins the stream: what a block leaves is what it read and the outputs that are told."""
+    told, _ = watched(stack_of(lively(branch)), tokens)
+    for block, (before, after) in enumerate(zip(told.before, told.after, strict=True)):
+        outputs = told.outputs[block, "attention"] + told.outputs[block, "mlp"]
+        torch.testing.assert_close(before + outputs, after, rtol=1e-9, atol=1e-9)

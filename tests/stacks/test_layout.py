@@ -100,6 +100,36 @@ def test_an_unknown_layout_says_how_to_point_at_the_blocks(watched):
     assert told.blocks == [0, 1, 2]
 
 
+def test_the_remedy_names_the_largest_list_and_how_attention_is_known():
+    model = PlainModel(projection="strange")
+    model.layers = model.transformer.pop("h")
+    with pytest.raises(UsageError, match=r'by the name of its projection, such as q_proj.*blocks="layers"'):
+        stack_of(model)
+
+
+def test_blocks_that_pass_no_tensor_on_are_refused():
+    class State(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.layers = nn.Embedding(50, 8), nn.ModuleList(Step() for _ in range(2))
+
+        def forward(self, tokens):
+            state = {"stream": self.embed(tokens)}
+            for layer in self.layers:
+                state = layer(state)
+            return state["stream"]
+
+    class Step(PlainBlock):
+        def __init__(self):
+            super().__init__(8, "c_attn")
+
+        def forward(self, state):
+            return {"stream": super().forward(state["stream"])}
+
+    with pytest.raises(UsageError, match=r"from block to block in this model is no tensor.*record"):
+        stack_of(State())
+
+
 def test_a_list_that_is_not_all_of_the_blocks_is_refused():
     with pytest.raises(UsageError, match=r"no list of blocks at 'transformer.hh'.*Did you mean transformer.h"):
         stack_of(PlainModel(), blocks="transformer.hh")

@@ -180,6 +180,12 @@ def test_without_a_loss_none_is_told() -> None:
     assert bare == "prenorm: 3 blocks"
 
 
+def test_a_loss_that_is_no_number_is_told() -> None:
+    nothing = {"loss": None, "tokens": 96}
+    told = summary(ProbeValues.read(one(ablation=nothing, lens={"final": {"loss": None}, "tokens": 96})))
+    assert told[1] == "  its loss is not a finite number: it has diverged, or its weights hold NaN"
+
+
 def test_sentences_name_blocks_for_the_reader_and_for_prune() -> None:
     found = sentences(ProbeValues.read(results(blocks=(12,))).models[0])
     assert "blocks 10, 11 and 12 are needed least, each left out by itself (prune --blocks 9,10,11)" in found

@@ -57,7 +57,7 @@ class Arguments:
     commas between."""
 
     layers: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
-    """Where a Hugging Face model keeps its blocks, such as model.layers, if they are not found."""
+    """Where Hugging Face models keep their blocks, such as model.layers, if they are not found."""
 
     device: str = "cpu"
     """Where to run: cpu, cuda, cuda:1, mps."""

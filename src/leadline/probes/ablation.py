@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from leadline.errors import LeadlineError
 from leadline.probes.passes import mean_bits
-from leadline.probes.watch import TokenBatch, measuring
+from leadline.probes.watch import IGNORED, TokenBatch, counted, measuring
 from leadline.stacks import Stack, Unit
 
 RESAMPLES = 1000
@@ -33,7 +33,7 @@ class LossRise:
         seed: of the bootstrap.
 
     Attributes:
-        tokens, sequences: how many were seen.
+        tokens, sequences: how many counted.
     """
 
     def __init__(self, changes: int, *, resamples: int = RESAMPLES, seed: int = 0) -> None:
@@ -44,16 +44,21 @@ class LossRise:
         self._resampled = np.zeros((resamples, changes))
         self._resampled_tokens = np.zeros(resamples)
 
-    def add(self, losses: Sequence[Tensor], tokens_per_sequence: int) -> None:
-        """One batch: losses (B,) summed over each sequence's tokens, first of the whole model, then of each change."""
+    def add(self, losses: Sequence[Tensor], tokens_per_sequence: int | Tensor) -> None:
+        """One batch: losses (B,) summed over each sequence's tokens, first of the whole model, then of each change.
+
+        Args:
+            tokens_per_sequence: how many count, one number or (B,) of them.
+        """
         table = torch.stack([loss.double().cpu() for loss in losses], dim=1).numpy()
+        tokens = np.broadcast_to(torch.as_tensor(tokens_per_sequence).cpu().numpy(), len(table))
         self._sums += table.sum(axis=0)
-        self.sequences += len(table)
-        self.tokens += len(table) * tokens_per_sequence
+        self.sequences += int((tokens > 0).sum())
+        self.tokens += int(tokens.sum())
         if len(self._resampled):
             times = self._random.poisson(1.0, (len(self._resampled), len(table)))
             self._resampled += times @ (table[:, 1:] - table[:, :1])
-            self._resampled_tokens += times.sum(axis=1) * tokens_per_sequence
+            self._resampled_tokens += times @ tokens
 
     def loss(self) -> float:
         """Of the whole model, nats per token.
@@ -105,8 +110,10 @@ def ablation(
     rise = LossRise(len(units), seed=seed)
     with measuring(stack.model):
         for batch in batches:
-            losses = [_losses(stack, batch, unit) for unit in (None, *units)]
-            rise.add(losses, batch.targets.shape[-1])
+            tokens = counted(batch.targets)
+            if not bool(tokens.any()):
+                continue
+            rise.add([_losses(stack, batch, unit) for unit in (None, *units)], tokens)
             if on_batch is not None:
                 on_batch()
     loss = rise.loss()
@@ -141,8 +148,12 @@ _PICKS: dict[str, Callable[[Sequence[Any]], float | None]] = {
 
 
 def sequence_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy in nats summed over each sequence, (B,) float64, from logits (B, T, V) and targets (B, T)."""
-    loss = nn.functional.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), reduction="none")
+    """The cross-entropy in nats summed over each sequence, (B,) float64, from logits (B, T, V) and targets (B, T).
+
+    A target of -100 adds nothing.
+    """
+    flat = logits.float().flatten(0, -2)
+    loss = nn.functional.cross_entropy(flat, targets.flatten(), reduction="none", ignore_index=IGNORED)
     return loss.view(targets.shape).double().sum(dim=-1)
 
 

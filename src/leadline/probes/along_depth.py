@@ -6,6 +6,7 @@ A batch is anything with `tokens` and `targets`, both (B, T) int64.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,14 +14,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from leadline.connections.base import Readout, Site, State
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, UsageError
 from leadline.probes.ablation import LossRise, sequence_losses
 from leadline.probes.passes import mean_bits
 from leadline.probes.record import Rows, record
 from leadline.probes.similarity import MOST_TOKENS
 from leadline.probes.states import angles, chunks, cosines
 from leadline.probes.streams import rows_of, shown_rows
-from leadline.probes.watch import TokenBatch, Watcher, block_starts, measuring, run, sites_of, watch
+from leadline.probes.watch import TokenBatch, Watcher, block_starts, counted, measuring, run, sites_of, watch
 
 
 def removal(
@@ -38,17 +39,30 @@ def removal(
         One number per block; negative where the model is better without it.
 
     Raises:
+        UsageError: the model's `forward` takes no `skip`.
         LeadlineError: there are no tokens.
     """
+    _check_skip(model)
     sites = len(sites_of(model))
     blocks = [tuple(range(*ends)) for ends in itertools.pairwise([*block_starts(model, sites_per_block), sites])]
     rise = LossRise(len(blocks), resamples=0)
     with measuring(model) as device:
         for batch in batches:
+            if not bool(counted(batch.targets).any()):
+                continue
             tokens, targets = batch.tokens.to(device), batch.targets.to(device)
             logits = (model(tokens, skip=skip) if skip else model(tokens) for skip in ((), *blocks))
-            rise.add([sequence_losses(found, targets) for found in logits], targets.shape[-1])
+            rise.add([sequence_losses(found, targets) for found in logits], counted(targets))
     return [mean_bits(nats, bytes_per_token) for nats in rise.rises()]
+
+
+def _check_skip(model: nn.Module) -> None:
+    taken = inspect.signature(model.forward).parameters
+    if "skip" not in taken and not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+        raise UsageError(
+            f"{type(model).__name__}.forward takes no skip; to be measured without a block it has to take skip=(4, 5), "
+            "the numbers of the sublayers to leave out, and call `site.skip` for those"
+        )
 
 
 def angular_distance(model: nn.Module, batches: Iterable[TokenBatch], *, sites_per_block: int = 2) -> list[list[float]]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leadline.errors import LeadlineError
 from leadline.norms import BoundedTanhNorm, BoundedTanhReuse
 from leadline.probes.watch import TokenBatch, measuring, run
 from leadline.stacks import Stack
@@ -61,6 +62,9 @@ def bhyt(
     """See `measure_stack`; None where no block of the model has the norm.
 
     The ratio is the mean over tokens of v2 over the exact mean square; low and high are its extremes.
+
+    Raises:
+        LeadlineError: there are no tokens.
     """
     norms = {name: [_norm_of(block, name) for block in _blocks(stack.model)] for name in ("attention", "mlp")}
     there = [norm for found in norms.values() for norm in found if norm is not None]
@@ -78,6 +82,8 @@ def bhyt(
             tokens += run(stack.model, [batch], device)
             if on_batch is not None:
                 on_batch()
+    if tokens == 0:
+        raise LeadlineError("there are no tokens to measure on")
     results = [sums.result() for sums in moments]
     return {
         "tokens": tokens,
@@ -93,7 +99,7 @@ def _bounds(norms: list[BoundedTanhNorm | None], bound: float) -> dict[str, list
     ratios = [
         None if norm is None or lam is None else lam / norm.kappa for norm, lam in zip(norms, lambdas, strict=True)
     ]
-    return {"lambda": lambdas, "ratio": ratios, "below": [None if r is None else r < bound for r in ratios]}
+    return {"lambda": lambdas, "ratio": ratios, "below": [None if r is None else abs(r) < bound for r in ratios]}
 
 
 def _watched_reuse(norm: BoundedTanhReuse, sums: _Moments) -> Callable[..., Tensor]:

@@ -31,7 +31,7 @@ from leadline.probes.gradient_matrices import (
     presence,
     whole,
 )
-from leadline.probes.watch import TokenBatch, measuring
+from leadline.probes.watch import IGNORED, TokenBatch, counted, measuring
 from leadline.stacks import Stack, Unit
 
 RANK_BATCHES = 4
@@ -57,9 +57,10 @@ def gradients(
     blocks = [_Unit(stack, unit) for unit in stack.units("block")]
     sublayers = [_Unit(stack, unit) for unit in stack.units("sublayer")]
     seen = 0
-    with measuring(stack.model), torch.enable_grad(), _own_gradients(stack.model):
+    # Where the caller is in inference mode, which no gradient passes, this leaves it.
+    with measuring(stack.model), torch.inference_mode(False), torch.enable_grad(), _own_gradients(stack.model):
         for batch in batches:
-            if batch.targets.numel() == 0:
+            if not bool(counted(batch.targets).any()):
                 continue
             _backward(stack, batch)
             found = {id(p): p.grad for p in stack.model.parameters()}
@@ -140,11 +141,15 @@ def _by_block(values: Sequence[Any], stack: Stack) -> list[list[Any]]:
 def _backward(stack: Stack, batch: TokenBatch) -> None:
     for parameter in stack.model.parameters():
         parameter.grad = None
-    logits = stack.logits(batch.tokens.to(stack.device))
+    tokens, targets = (x.clone() if x.is_inference() else x for x in (batch.tokens, batch.targets))
+    logits = stack.logits(tokens.to(stack.device))
     if not logits.requires_grad:
-        raise LeadlineError("no parameter of this model needs a gradient, so there is none to measure")
-    targets = batch.targets.to(logits.device)
-    nn.functional.cross_entropy(logits.float().flatten(0, -2), targets.flatten()).backward()
+        raise LeadlineError(
+            "no parameter of this model needs a gradient, so there is none to measure; model.requires_grad_(True) "
+            "changes that, and the other parts work without"
+        )
+    flat, targets = logits.float().flatten(0, -2), targets.to(logits.device).flatten()
+    nn.functional.cross_entropy(flat, targets, ignore_index=IGNORED).backward()
 
 
 @contextlib.contextmanager

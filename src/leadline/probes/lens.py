@@ -2,7 +2,7 @@
 
 At every exit the state goes through the final norm and the head. The norm works its statistics out anew on that
 state: RMSNorm divides by that state's own size, so an early, small state isn't drowned by the size of the last one.
-With p the model's own distribution and q that of an exit, means over tokens, in nats:
+With p the model's own distribution and q that of an exit, means over tokens whose target counts, in nats:
 
     loss       cross-entropy of q against the targets
     kl         KL(p ‖ q)
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from leadline.errors import LeadlineError
 from leadline.probes.passes import Measure, mean_bits
-from leadline.probes.watch import TokenBatch
+from leadline.probes.watch import IGNORED, TokenBatch
 from leadline.stacks import Stack
 
 MOST_TOKENS = 256
@@ -51,18 +51,20 @@ class LogitLens(Measure):
 
     @torch.no_grad()
     def end_batch(self, batch: TokenBatch, logits: Tensor) -> None:
-        super().end_batch(batch, logits)
         exits, self._exits = self._exits, {}
-        tokens = batch.targets.numel()
-        targets = batch.targets.to(logits.device).flatten().split(MOST_TOKENS)
-        finals = logits.flatten(0, -2).split(MOST_TOKENS)
-        pieces = {block: hidden.flatten(0, -2).split(MOST_TOKENS) for block, hidden in exits.items()}
-        for part, (target, final) in enumerate(zip(targets, finals, strict=True)):
-            own = _Said.of(final)
-            self._sums[-1] += _scores(own, own, target)
-            for block, hidden in pieces.items():
-                self._sums[block] += _scores(own, _Said.of(self.stack.lens(hidden[part])), target)
-        self._seen[[*exits, self.stack.blocks]] += tokens
+        targets = batch.targets.to(logits.device).flatten()
+        counts = (targets != IGNORED).nonzero().squeeze(1)
+        if len(counts) == 0:
+            return
+        finals = logits.flatten(0, -2)
+        flat = {block: hidden.flatten(0, -2) for block, hidden in exits.items()}
+        for at in counts.split(MOST_TOKENS):
+            own = _Said.of(finals[at])
+            self._sums[-1] += _scores(own, own, targets[at])
+            for block, hidden in flat.items():
+                self._sums[block] += _scores(own, _Said.of(self.stack.lens(hidden[at.to(hidden.device)])), targets[at])
+        self._seen[[*exits, self.stack.blocks]] += len(counts)
+        self.tokens += len(counts)
 
     def result(self) -> dict[str, Any]:
         """See `measure_stack`; None at a block that was left out."""
@@ -110,5 +112,6 @@ def _scores(final: _Said, exit_: _Said, target_n: Tensor) -> Tensor:
     loss = -exit_.log_p.gather(1, target_n.unsqueeze(1)).squeeze(1)
     # Exactly 0 for the model itself.
     kl = -torch.linalg.vecdot(final.p, exit_.log_p) - final.entropy
-    agreement = final.likeliest == exit_.likeliest
+    # NaN has no likeliest token, though argmax names one.
+    agreement = torch.where(kl.isnan(), kl, (final.likeliest == exit_.likeliest).to(kl.dtype))
     return torch.stack([value.double().sum() for value in (loss, kl, agreement, exit_.entropy)]).cpu()

@@ -27,7 +27,7 @@ constant, the ratio to an update of zero). "per sublayer" is a list for each blo
                                          where a state is constant
                     effective_rank       S numbers, at most min(D, tokens); None for a state of zeros
                     effective_rank_centred   the same with the mean taken off
-    lens            tokens
+    lens            tokens         whose targets count
                     loss, bits_per_byte, kl, agreement, entropy   L numbers each: of the model ended after block i,
                                          in nats but for bits per byte and the agreement, a share in [0, 1]
                     final                loss, bits_per_byte, entropy: of the model itself
@@ -40,7 +40,7 @@ constant, the ratio to an update of zero). "per sublayer" is a list for each blo
                                    effective_rank   L numbers; None where no matrix has a gradient
                                    cosine           L numbers in [-1, 1]; None with fewer than two batches
                     sublayers      the same per sublayer, without effective_rank and cosine
-    ablation        tokens, sequences
+    ablation        tokens, sequences   those that count
                     loss, bits_per_byte            of the whole model
                     blocks         nats, bits_per_byte: what the loss rises by without block i; nats_low, nats_high,
                                    bits_per_byte_low, bits_per_byte_high: its 95 % interval over sequences; L numbers
@@ -55,7 +55,7 @@ constant, the ratio to an update of zero). "per sublayer" is a list for each blo
                     stream_angular_distance   for each stream S × S; None where the stream is not there yet
     bhyt            tokens         None as a whole where no block has the norm
                     kappa, bound   κ of the first such norm, and 1/√L
-                    attention, mlp    lambda, ratio (λ/κ), below (ratio < bound): L entries each, None for another norm
+                    attention, mlp    lambda, ratio (λ/κ), below (|ratio| < bound): L entries each, None for others
                     second_moment  approximate, exact, ratio, ratio_low, ratio_high: L numbers each, of the norm
                                    before the MLP; None where it is exact
 """
@@ -101,19 +101,22 @@ def measure_stack(
     them has batches of its own. Gradients run a backward pass a batch, ablation one forward pass a unit and batch.
 
     Args:
-        batches: read several times; each has `tokens` and `targets`, both (B, T) int64.
+        batches: read several times; each has `tokens` and `targets`, both (B, T) int64. Targets of -100 don't count in
+            the lens, gradients and ablation; sizes and likeness take all tokens.
         parts: which to measure, of `PARTS`; the others are None.
         bytes_per_token: of the batches' text, 1 for the byte tokenizer.
         apart: batches of a part's own, by its name: fewer for ablation, which takes long.
         seed: of the bootstrap.
 
     Raises:
-        UsageError: a part that isn't known.
+        UsageError: a part that isn't known, or batches that can't be read several times.
         LeadlineError: there are no tokens, or a part can't measure this model.
     """
     apart = apart or {}
     _check([*parts, *apart])
     used = {part: apart.get(part, batches) for part in PARTS}
+    for read in (batches, *apart.values()):
+        _check_batches(read)
 
     def teller(names: str, total: int) -> Callable[[], None]:
         done = 0
@@ -177,6 +180,16 @@ def _check(parts: Collection[str]) -> None:
     for part in parts:
         if part not in PARTS:
             raise UsageError(f"{part!r} is no part; {', '.join(PARTS)} work.{did_you_mean(part, PARTS)}")
+
+
+def _check_batches(batches: Any) -> None:
+    if not isinstance(batches, Sequence):
+        raise UsageError(f"batches is a {type(batches).__name__}, which can be read once; a list of batches works")
+    for batch in batches:
+        if not (hasattr(batch, "tokens") and hasattr(batch, "targets")):
+            raise UsageError(
+                f"a batch is a {type(batch).__name__}; what has tokens and targets, such as leadline.data.Batch, works"
+            )
 
 
 def _model(stack: Stack, measures: Mapping[str, Measure]) -> dict[str, Any]:

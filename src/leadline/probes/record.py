@@ -20,6 +20,7 @@ from leadline.connections.base import Readout, Site, State
 from leadline.errors import LeadlineError, UsageError
 from leadline.probes.watch import Watcher, block_starts, has_sites, sites_of, watch
 from leadline.stacks import Stack, StackWatcher, stack_of
+from leadline.stacks.sites import as_it_joins
 
 Rows = list[Any]
 """One entry per site, and one for the readout: nested lists of floats, or None where there is nothing."""
@@ -100,7 +101,7 @@ class DepthRecord(Watcher):
 
     @property
     def output_rms(self) -> Rows:
-        """The same of what each sublayer gave to `write`: N floats."""
+        """The same of what each sublayer gave to depth, times its gain under LayerScale and ReZero: N floats."""
         return [mean.value() for mean in self._outputs]
 
     @property
@@ -128,7 +129,7 @@ class DepthRecord(Watcher):
 
     def on_write(self, index: int, site: Site, output: Tensor) -> None:
         with torch.no_grad():
-            self._add_rms(self._outputs[index], output)
+            self._add_rms(self._outputs[index], as_it_joins(site, output))
 
     def on_readout(self, readout: Readout, state: State, output: Tensor) -> None:
         with torch.no_grad():

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leadline.errors import LeadlineError
 from leadline.probes.record import DepthRecord, Rows
 from leadline.probes.states import angles, chunks, cosines
 from leadline.probes.watch import TokenBatch, measuring, watch
@@ -78,7 +79,7 @@ def connection_shown(
     """Depth weights, gates, mixing, stream diversity and each stream's angles; see `measure_stack`.
 
     Raises:
-        LeadlineError: the model has no connection sites.
+        LeadlineError: the model has no connection sites, or there are no tokens.
     """
     widths = [len(names) for names in stack.sublayers]
     firsts = list(itertools.accumulate(widths, initial=0))[:-1]
@@ -87,11 +88,15 @@ def connection_shown(
     with measuring(stack.model) as device, watch(stack.model, depth):
         hidden: Callable[[Tensor], Any] = getattr(stack.model, "hidden", stack.model)
         for batch in batches:
+            if batch.tokens.numel() == 0:
+                continue
             hidden(batch.tokens.to(device))
             depth.end_batch()
             tokens += batch.tokens.numel()
             if on_batch is not None:
                 on_batch()
+    if tokens == 0:
+        raise LeadlineError("there are no tokens to measure on")
     shown = depth.connection
     rows = shown_rows(shown)
     if "mixing" not in shown:

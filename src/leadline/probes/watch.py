@@ -13,11 +13,30 @@ from leadline.errors import LeadlineError
 from leadline.models import Decoder
 from leadline.stacks.sites import Watcher, readout_of, sites_of, watch
 
-__all__ = ["TokenBatch", "Watcher", "block_starts", "has_sites", "measuring", "readout_of", "run", "sites_of", "watch"]
+__all__ = [
+    "IGNORED",
+    "TokenBatch",
+    "Watcher",
+    "block_starts",
+    "counted",
+    "has_sites",
+    "measuring",
+    "readout_of",
+    "run",
+    "sites_of",
+    "watch",
+]
+
+
+IGNORED = -100
+"""The target of a prediction that doesn't count: cross-entropy passes it by."""
 
 
 class TokenBatch(Protocol):
-    """What the probes need of a batch: tokens and the tokens that follow them, both (B, T) int64."""
+    """What the probes need of a batch: tokens and the tokens that follow them, both (B, T) int64.
+
+    A target of -100 doesn't count, as padding or as context alone.
+    """
 
     @property
     def tokens(self) -> Tensor: ...
@@ -39,11 +58,18 @@ def measuring(model: nn.Module) -> Iterator[torch.device]:
             module.training = mode
 
 
+def counted(targets: Tensor) -> Tensor:
+    """How many predictions of each sequence count, (B,) int64, for targets (B, T)."""
+    return (targets != IGNORED).sum(dim=-1)
+
+
 def run(model: nn.Module, batches: Iterable[TokenBatch], device: torch.device) -> int:
     """Runs the model on all batches for what a watcher sees of it; the number of tokens."""
     hidden: Callable[[Tensor], Any] = getattr(model, "hidden", model)
     tokens = 0
     for batch in batches:
+        if batch.tokens.numel() == 0:
+            continue
         hidden(batch.tokens.to(device))
         tokens += batch.tokens.numel()
     return tokens

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from leadline.errors import UsageError
+
 MIXING_ARGUMENTS = frozenset(
     {
         "attention_mask",
@@ -118,11 +120,18 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def hidden_of(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """The hidden states among a block's arguments: the first tensor, by position or by name."""
+    """The hidden states among a block's arguments: the first tensor, by position or by name.
+
+    Raises:
+        UsageError: there is none.
+    """
     for value in (*args, kwargs.get("hidden_states"), *kwargs.values()):
         if isinstance(value, Tensor):
             return value
-    raise TypeError("a block was called without a tensor")
+    raise UsageError(
+        "what goes from block to block in this model is no tensor, so it can't be measured as a stack of blocks; "
+        "`leadline.probes.record` and `removal` measure models that read and write through Leadline's sites"
+    )
 
 
 class _Call(NamedTuple):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.errors import LeadlineError, UsageError
-from leadline.stacks.anatomy import first_tensor, hidden_of
+from leadline.stacks.anatomy import Anatomy, first_tensor, hidden_of
 from leadline.stacks.base import Stack, StackWatcher, Unit
 from leadline.stacks.layout import a_few_tokens, find_layout, trying
 from leadline.stacks.passes import QUIET, Passes
@@ -63,13 +63,13 @@ class CausalLMStack(Stack):
             self.layout = find_layout(model, lambda: logits.append(self._try(tokens)), blocks)
         self.path, self.layers = self.layout.path, self.layout.blocks
         self.blocks = len(self.layers)
-        self.sublayers = tuple(
-            tuple(sublayer.name for sublayer in anatomy.sublayers) for anatomy in self.layout.anatomies
-        )
+        self.sublayers = self._names()
         self.additive = all(anatomy.additive for anatomy in self.layout.anatomies)
         self.width = self.layout.anatomies[-1].width
         self._vocab_size = logits[0].shape[-1]
         self._check_lens(tokens, logits[0])
+        self.layout = self.layout._replace(anatomies=self._without_carriers(tokens))
+        self.sublayers = self._names()
 
     @property
     def context(self) -> int:
@@ -78,7 +78,7 @@ class CausalLMStack(Stack):
         for name in CONTEXT_NAMES:
             value = getattr(config, name, None)
             if isinstance(value, int) and value > 0:
-                return value
+                return value - self._lost_places(value)
         return CONTEXT_OTHERWISE
 
     @property
@@ -90,7 +90,7 @@ class CausalLMStack(Stack):
     def norms_scale(self) -> bool:
         """Whether before every sublayer there is a norm, and it ignores the size of what it reads."""
         norms = [sublayer.norm for anatomy in self.layout.anatomies for sublayer in anatomy.sublayers]
-        return all(norm is not None and ignores_size(norm, self.width) for norm in norms)
+        return bool(norms) and all(norm is not None and ignores_size(norm, self.width) for norm in norms)
 
     def parameters_of(self, unit: Unit) -> dict[str, nn.Parameter]:
         """The parameters of a block, or of a sublayer with the norms that are its alone."""
@@ -231,6 +231,41 @@ class CausalLMStack(Stack):
                     stack.callback(module.register_forward_hook(zeroed).remove)
             yield
 
+    def _lost_places(self, told: int) -> int:
+        """How many of `told` rows of a table of positions stand for no token: RoBERTa's begin behind the padding's."""
+        tables = [
+            module.padding_idx + 1
+            for name, module in self.model.named_modules()
+            if isinstance(module, nn.Embedding)
+            and "position" in name
+            and module.num_embeddings == told
+            and module.padding_idx is not None
+        ]
+        return max(tables, default=0)
+
+    def _names(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple(sublayer.name for sublayer in anatomy.sublayers) for anatomy in self.layout.anatomies)
+
+    def _without_carriers(self, tokens: Tensor) -> tuple[Anatomy, ...]:
+        """The anatomies, without sublayers in blocks where one of them carries the stream itself, as BERT's do.
+
+        There the addition is inside the sublayer's module. Zeros in its place would not leave the sublayer out: they
+        would wipe the stream out, and the block would give the same for every token.
+        """
+        found = list(self.layout.anatomies)
+        for block, anatomy in enumerate(found):
+            if not anatomy.additive and len(anatomy.sublayers) > 1:
+                outputs = [self._output_without(Unit(block, name), tokens) for name in self.sublayers[block]]
+                if any(output is not None and _same_everywhere(output) for output in outputs):
+                    found[block] = anatomy._replace(sublayers=())
+        return tuple(found)
+
+    def _output_without(self, unit: Unit, tokens: Tensor) -> Tensor | None:
+        kept = _Output(unit.block)
+        with trying(self.model), self.skipping([unit]), self.watching(kept):
+            self._try(tokens)
+        return kept.output
+
     def _config(self) -> Any:
         config = getattr(self.model, "config", None)
         told = getattr(config, "get_text_config", None)
@@ -256,7 +291,7 @@ class CausalLMStack(Stack):
 
     def _check_lens(self, tokens: Tensor, logits: Tensor) -> None:
         """Makes sure that the model's own logits come out of its last block's output."""
-        last = _LastOutput(self.blocks - 1)
+        last = _Output(self.blocks - 1)
         seen = None
         with contextlib.suppress(TypeError, ValueError, RuntimeError, IndexError), trying(self.model):
             with self.watching(last):
@@ -273,8 +308,8 @@ class CausalLMStack(Stack):
         )
 
 
-class _LastOutput(StackWatcher):
-    """Keeps what the last block leaves behind."""
+class _Output(StackWatcher):
+    """Keeps what one block leaves behind."""
 
     def __init__(self, block: int) -> None:
         self.block = block
@@ -285,9 +320,16 @@ class _LastOutput(StackWatcher):
             self.output = after
 
 
+def _same_everywhere(output: Tensor) -> bool:
+    """Whether all tokens have the same vector, in (B, T, D)."""
+    vectors = output.cpu().double().flatten(0, -2)
+    return bool((vectors - vectors[0]).abs().max() <= 1e-6 * vectors.abs().max())
+
+
 def _with_first(output: Any, tensor: Tensor) -> Any:
-    """`output` with its first tensor replaced."""
+    """`output` with its first tensor replaced: a tensor, a tuple or a list as it was."""
     if isinstance(output, Tensor):
         return tensor
     at = next(index for index, item in enumerate(output) if isinstance(item, Tensor))
-    return (*output[:at], tensor, *output[at + 1 :])
+    items = [*output[:at], tensor, *output[at + 1 :]]
+    return items if isinstance(output, list) else tuple(items)

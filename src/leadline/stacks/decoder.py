@@ -13,7 +13,7 @@ from leadline.connections.base import Readout, Site, State
 from leadline.models import Decoder
 from leadline.stacks.base import Stack, StackWatcher, Unit
 from leadline.stacks.scale import ignores_size
-from leadline.stacks.sites import Watcher, replace, watch
+from leadline.stacks.sites import Watcher, as_it_joins, replace, watch
 
 SITES = {"attention": "attn_site", "mlp": "mlp_site"}
 """The sublayers that a block can have, in their order, and the attribute that holds each one's site."""
@@ -156,7 +156,7 @@ class _Told(Watcher):
 
     def on_write(self, index: int, site: Site, output: Tensor) -> None:
         if self._running:
-            self._watcher.on_sublayer(*self._places[index], output)
+            self._watcher.on_sublayer(*self._places[index], as_it_joins(site, output))
 
     def on_readout(self, readout: Readout, state: State, output: Tensor) -> None:
         if not self._running:

@@ -47,7 +47,8 @@ def find_layout(model: nn.Module, run: Callable[[], object], path: str | None = 
     if path is None:
         likely = {name: blocks for name, blocks in lists.items() if _looks_like_blocks(blocks)}
         if not likely:
-            raise UsageError(_unknown(model, lists, "no list of modules with attention and an MLP each"))
+            known = "known by a mask or a cache among its arguments, or by the name of its projection, such as q_proj"
+            raise UsageError(_unknown(model, lists, f"no list of modules with attention ({known}) and an MLP each"))
     elif path in lists:
         likely = {path: lists[path]}
     else:
@@ -112,9 +113,10 @@ def _described(model: nn.Module, lists: dict[str, nn.ModuleList]) -> str:
 
 
 def _unknown(model: nn.Module, lists: dict[str, nn.ModuleList], why: str) -> str:
+    largest = max(lists, key=lambda name: sum(p.numel() for p in lists[name].parameters()), default="transformer.h")
     return (
         f"can't find the blocks: {why}, in {_described(model, lists)} "
-        'Point at the list of blocks with --layers NAME, in Python stack_of(model, blocks="transformer.h")'
+        f'Point at the list of blocks with --layers NAME, in Python stack_of(model, blocks="{largest}")'
     )
 
 

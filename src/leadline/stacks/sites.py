@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leadline.connections.additive import AdditiveSite
 from leadline.connections.base import Readout, Site, State
 from leadline.errors import LeadlineError
 from leadline.ops.next_norm import NextNorm
@@ -30,10 +31,19 @@ class Watcher:
         """Site `index` read `read`, of shape (..., dim), from `state`; for its values, not for gradients."""
 
     def on_write(self, index: int, site: Site, output: Tensor) -> None:
-        """A sublayer's `output`, of shape (..., dim), is about to be written at site `index`."""
+        """A sublayer's `output`, of shape (..., dim), is about to be written at site `index`; see `as_it_joins`."""
 
     def on_readout(self, readout: Readout, state: State, output: Tensor) -> None:
         """The readout gave `output`, of shape (..., dim)."""
+
+
+def as_it_joins(site: Site, output: Tensor) -> Tensor:
+    """What is added to the stream of a sublayer's `output` (..., dim): times its gain under LayerScale and ReZero.
+
+    In connections of several streams or sources an output joins as it is, whatever a gate then makes of it.
+    """
+    gain = site.branch_gain if isinstance(site, AdditiveSite) else None
+    return output if gain is None else output * gain
 
 
 def sites_of(model: nn.Module) -> list[Site]:

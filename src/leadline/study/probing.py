@@ -22,6 +22,7 @@ import leadline
 from leadline.compare.machine import describe_machine
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_folder, check_writable, write_json
+from leadline.hub.library import one_line
 from leadline.hub.open import kind_of, open_model
 from leadline.hub.text import dataset_for, heldout_batches
 from leadline.models import DecoderConfig
@@ -46,7 +47,8 @@ class ProbeWish:
         context: predictions in a sequence; each model's own, but 512 at most, unless given.
         batch_size: sequences in a pass. It changes time and memory, and what gradients are the mean of.
         parts: of `leadline.probes.measure_stack.PARTS`.
-        layers: the name of the list of blocks, for models whose structure does not tell.
+        layers: the name of the list of blocks, for Hugging Face models whose structure does not tell. It is not for
+            Leadline's own models, which may stand beside them.
         device: where to measure.
         seed: of the bootstrap intervals.
     """
@@ -79,6 +81,11 @@ def probe_models(
         LeadlineError: the only model can't be measured.
     """
     check_paths(paths)
+    if wish.layers is not None and not any(kind_of(path) == "hugging-face" for path in paths):
+        raise UsageError(
+            f"--layers {wish.layers} is for Hugging Face models, and there is none here; the blocks of Leadline's own "
+            "are known"
+        )
     began = time.perf_counter()
     names = names_of(paths)
     models: list[dict[str, Any]] = []
@@ -91,6 +98,11 @@ def probe_models(
             if len(paths) == 1:
                 raise
             model, seen = {"status": "failed", "error": str(error)}, {}
+        except Exception as error:
+            # Such as too little memory for this one: what was measured of the others is worth keeping.
+            if len(paths) == 1:
+                raise
+            model, seen = {"status": "failed", "error": f"{type(error).__name__}: {one_line(error)}"}, {}
         models.append({"name": name, "path": str(path), **model})
         data = data or seen
     return {
@@ -176,7 +188,8 @@ def _probe(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """One model's part of the results, and what they say of the data."""
     began = time.perf_counter()
-    opened = open_model(path, wish.device, layers=wish.layers)
+    layers = wish.layers if kind_of(path) == "hugging-face" else None
+    opened = open_model(path, wish.device, layers=layers)
     if wish.context is not None and wish.context > opened.stack.context:
         raise UsageError(
             f"--context {wish.context} is more than the {opened.stack.context} tokens that {path} was made for"

@@ -73,13 +73,20 @@ def compared(report: ProbeValues) -> list[str]:
 def sentences(model: ModelValues, *, alone: bool = True) -> list[str]:
     """What stands out in one model, most telling first; without what `compared` says where it isn't `alone`."""
     shared = [_half(model), _growth(model)] if alone else []
-    found = [_least(model), *shared, _massive(model), _settled(model), _share(model)]
+    found = [_diverged(model), _least(model), *shared, _massive(model), _settled(model), _share(model)]
     return [sentence for sentence in found if sentence]
 
 
 def fewest(model: ModelValues) -> list[int]:
     """The blocks that are needed least, from 0 and cheapest first: a quarter of all, three at most."""
     return least_needed(model)[: max(1, min(MOST_NAMED, model.blocks // 4))]
+
+
+def _diverged(model: ModelValues) -> str:
+    measured = (model.number("lens", "tokens"), model.number("ablation", "tokens"))
+    if loss(model) is not None or not any(measured):
+        return ""
+    return "its loss is not a finite number: it has diverged, or its weights hold NaN"
 
 
 def _least(model: ModelValues) -> str:
