@@ -8,7 +8,7 @@ import pytest
 from leadline.compare import DEMO, Wish, make_plan
 from leadline.compare.planning import shape_of
 from leadline.data import DataSet
-from leadline.designs import count_flops, preset_named, resolve, settings
+from leadline.designs import count_flops, preset_named, reshaped, resolve, settings
 from leadline.errors import UsageError
 
 SMALL = Wish(designs=("prenorm", "attnres"), blocks=2, dim=24, context=16, batch_size=4, steps=5)
@@ -48,6 +48,8 @@ def test_a_shape_of_ones_own(dataset: DataSet) -> None:
     assert (odd.heads, odd.head_dim) == (1, 32)
     grouped = shape_of(preset_named("374M"), Wish(dim=512))
     assert (grouped.heads, grouped.kv_heads, grouped.hidden) == (8, 2, 2048)
+    # What `leadline designs --dim` counts is what a comparison trains.
+    assert grouped == reshaped(preset_named("374M").shape, dim=512)
 
 
 def test_baselines(dataset: DataSet) -> None:
@@ -81,7 +83,7 @@ def test_learning_rates_and_sweeps(dataset: DataSet) -> None:
         ({"rates": "lns=1e-3"}, "--lr names 'lns'"),
         ({"sweep": ("1e-3",)}, "--sweep-lr"),
         ({"dim": 7}, "--dim 7"),
-        ({"blocks": 0}, "blocks=0"),
+        ({"blocks": 0}, "--blocks 0"),
         ({"batch_size": 0}, "--batch-size 0"),
         ({"evaluations": 0}, "--evaluations 0"),
         ({"context": 10**7}, "too short for one sequence"),

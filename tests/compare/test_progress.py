@@ -48,6 +48,31 @@ def test_what_an_earlier_run_did_counts_for_no_time(tmp_path: Path) -> None:
     assert tracker.seconds_left() == pytest.approx(40)
 
 
+def test_the_time_left_falls_while_a_run_measures(tmp_path: Path) -> None:
+    clock = Clock()
+    one = job(tmp_path, "a")
+    tracker = Tracker([one], 1, clock)
+    tracker.started(one)
+    tracker.event(one, {"event": "step", "tokens": 0, "loss": 5.0})
+    clock.now = 93.0
+    tracker.event(one, {"event": "step", "tokens": 100, "loss": 4.0})
+    tracker.event(one, {"event": "measuring"})
+    assert tracker.seconds_left() == pytest.approx(7)
+    clock.now = 98.0
+    assert tracker.seconds_left() == pytest.approx(2)
+    clock.now = 200.0
+    assert tracker.seconds_left() == 0
+
+
+def test_a_speed_is_of_what_the_run_trains_on(tmp_path: Path) -> None:
+    pictures = Job(label="a", folder=tmp_path, content={}, tokens=100, cost=1.0, unit="images")
+    stream = io.StringIO()
+    display = PlainDisplay(Tracker([pictures], 1, Clock()), stream, every=0.0)
+    display.started(pictures)
+    display.event(pictures, {"event": "step", "tokens": 50, "loss": 4.0, "tokens_per_second": 12.0})
+    assert "12 images/s" in stream.getvalue()
+
+
 def test_done_jobs_are_counted_and_not_timed(tmp_path: Path) -> None:
     done, new = job(tmp_path, "a"), job(tmp_path, "b")
     done.folder.mkdir()

@@ -175,3 +175,16 @@ def test_another_width_number_of_heads_and_depth() -> None:
         reshaped(tiny, dim=96, heads=5)
     with pytest.raises(UsageError, match="the width must be even"):
         reshaped(tiny, dim=97, heads=1)
+
+
+def test_heads_of_another_width_stay_as_wide_or_else_as_many() -> None:
+    def heads(preset: str, dim: int) -> tuple[int, int, int]:
+        shape = reshaped(PRESETS[preset].shape, dim=dim)
+        return shape.heads, shape.kv_heads, shape.head_dim
+
+    assert heads("tiny", 96) == (4, 4, 24)
+    assert heads("tiny", 36) == (3, 3, 12)
+    assert heads("tiny", 32) == (1, 1, 32)
+    assert heads("374M", 512) == (8, 2, 64)
+    assert heads("374M", 128) == (2, 2, 64)
+    assert reshaped(PRESETS["374M"].shape, dim=1024) == PRESETS["374M"].shape

@@ -96,6 +96,23 @@ def test_gradients_hooks_copies_and_generation() -> None:
     assert set(model.state_dict()) == set(built("cascade-a2").state_dict())
 
 
+def test_each_number_of_sources_has_code_of_its_own() -> None:
+    """More numbers than the eight recompilations that one function is allowed: layer dropout makes as many."""
+    shape = dataclasses.replace(SHAPE, dim=8, blocks=10, heads=2, kv_heads=2, hidden=8)
+    model, backend = Decoder(resolve("attnres").decoder(shape, 17)), Counting()
+    choices = [range(2 * dropped) for dropped in range(10)]
+    expected = [model(TOKENS, skip=skip) for skip in choices]
+    compile_blocks(model, backend=backend)
+    for block in model.blocks[:-1]:
+        del block.forward
+    for skip, logits in zip(choices, expected, strict=True):
+        assert torch.allclose(model(TOKENS, skip=skip), logits, atol=1e-5)
+    assert backend.count == len(choices)
+    # A block that is left out has nothing to compile.
+    model(TOKENS, skip=[18, 19])
+    assert backend.count == len(choices)
+
+
 def test_blocks_that_repeat_others_of_unlike_widths_are_unlike() -> None:
     config = resolve("cascade-a2").decoder(dataclasses.replace(SHAPE, blocks=3), 17)
     model, backend = Decoder(dataclasses.replace(config, repeat=RepeatConfig(last=2, times=2))), Counting()

@@ -137,6 +137,12 @@ def test_a_fixed_exit_runs_no_later_block(
     assert (statistics.left_share, statistics.tokens_per_pass) == (1.0, None)
 
 
+@pytest.mark.parametrize("options", [{}, {"draft": 2}, {"confidence": 0.9}])
+def test_every_way_warns_beyond_the_context(model: Decoder, tokens: Tensor, options: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match=f"this model was trained on {model.config.context} tokens at a time"):
+        early(model, tokens[:1, :4], model.config.context, exit=EarlyExit(blocks=2, **options), temperature=0)
+
+
 def test_models_that_were_cut_or_repeat(make_config: MakeConfig, tokens: Tensor, lively: Lively) -> None:
     whole = agreeing(lively(make_config(blocks=4, tied=False)))
     repeating = agreeing(lively(make_config(repeat=RepeatConfig(last=2, times=2), tied=False)))

@@ -19,10 +19,11 @@ from leadline.cli.main import main
 from leadline.cli.study import Cascade
 from leadline.cli.study.saying import command_line
 from leadline.data import DataSet, prepare
+from leadline.designs import preset_named
 from leadline.errors import UsageError
 from leadline.study import cascade_speed
 from leadline.study.cascade import equally_wide
-from leadline.study.cascade_plan import CascadeWish, make_plan
+from leadline.study.cascade_plan import CascadeWish, make_plan, shape_of
 from leadline.study.cascade_speed import SpeedOptions, measure_speed, speed_of
 
 TEXT = "the depth of a line is what the lead finds when the rope runs out and no more can be let down"
@@ -139,6 +140,9 @@ def test_the_plan_solves_for_what_is_asked(dataset: DataSet) -> None:
     assert equally_wide(default.arms, "prenorm") == ["cascade-a2", "cascade-reverse", "cascade-middle"]
     assert equally_wide(other.arms, "mgr-competitive") == []
     assert default.baseline.shape == {"dim": 96, "blocks": 15, "heads": 6, "kv_heads": 6, "head_dim": 16, "hidden": 256}
+    assert shape_of(preset_named("tiny"), CascadeWish(dim=96)) == shape_of(preset_named("tiny"), CascadeWish())
+    assert shape_of(preset_named("tiny"), CascadeWish(dim=192)).heads == 6
+    assert shape_of(preset_named("S"), CascadeWish(dim=384)).heads == 6
 
 
 @pytest.mark.parametrize(
@@ -148,7 +152,7 @@ def test_the_plan_solves_for_what_is_asked(dataset: DataSet) -> None:
         ({"designs": ("cascade-a2", "taper(heads=1:2/3:1/3)")}, "cascade-a2 is named twice"),
         ({"designs": ("prenorm",)}, "nothing to compare prenorm with"),
         ({"by": "depth"}, "--by depth\\+tokens"),
-        ({"tokens": 160}, "more than 50 steps"),
+        ({"tokens": 160}, r"--tokens \d+ or more works"),
         ({"batch_size": 0}, "--batch-size 0"),
         ({"heads": 5}, "heads=5 do not share dim=24"),
         ({"seeds": "0"}, "--seeds 0"),

@@ -136,7 +136,10 @@ def test_failures_are_said() -> None:
     content = results(taper(0.0, False))
     content["arms"][0] = arm("prenorm", None)
     content["arms"][1]["difference"] = None
-    assert judge(content).headline == "No verdict: the baseline prenorm did not finish."
+    judged = judge(content)
+    assert judged.headline == "No verdict: the baseline prenorm did not finish."
+    # The taper did finish; there is only nothing to hold it against.
+    assert "cascade-a2 (−20.0 % FLOPs a token): no seed finished on both sides" in judged.sentences[0]
 
 
 def test_the_page_of_every_outcome_renders() -> None:

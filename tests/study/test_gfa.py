@@ -371,6 +371,16 @@ def test_two_seeds_decide_nothing() -> None:
     assert support(correlation([line] * 3, [line] * 3)) == "supported"
 
 
+def test_four_blocks_decide_nothing() -> None:
+    """They come into a perfect order by chance once in twelve times, up or down; of five it is once in sixty."""
+    for blocks, verdict in ((3, "undecided"), (4, "undecided"), (5, "supported")):
+        line = [float(block) for block in range(blocks)]
+        found = correlation([line] * 3, [line] * 3)
+        assert (found["blocks"], found["spearman"]["value"], support(found)) == (blocks, pytest.approx(1), verdict)
+    gap = correlation([[None, 1.0, 2.0, 3.0, 4.0]] * 3, [[float(block) for block in range(5)]] * 3)
+    assert (gap["blocks"], support(gap)) == (4, "undecided")
+
+
 def test_the_first_block_can_be_left_out_and_gaps_are() -> None:
     share, delta = [9.0, 1.0, 2.0, 3.0, 4.0], [9.0, 4.0, 3.0, 2.0, 1.0]
     assert correlation([share], [delta])["pearson"]["value"] > 0

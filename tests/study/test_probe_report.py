@@ -209,6 +209,19 @@ def test_a_correlation_stands_with_its_interval() -> None:
     assert "Spearman is not defined" in words(shown(one(ablation={"blocks": {"nats": [1.0, 1.0, 1.0]}})))
 
 
+def test_what_lies_on_the_lower_edge_is_told() -> None:
+    """A fall of the loss, in the line, in its shade alone, or among the points."""
+
+    def edges(nats: list[float], low: list[float]) -> int:
+        blocks = {**PROBE["ablation"]["blocks"], "nats": nats, "nats_low": low, "nats_high": [4.0, 4.0, 4.0]}
+        ablation = {**PROBE["ablation"], "blocks": blocks, "sublayers": {}}
+        return words(shown(one(ablation=ablation))).count("On the lower edge lie rises under 0.001")
+
+    assert edges([2.0, 1.0, 3.0], [1.0, 0.5, 2.0]) == 0
+    assert edges([2.0, 1.0, 3.0], [1.0, -0.5, 2.0]) == 1, "the shade"
+    assert edges([2.0, -0.1, 3.0], [1.0, -0.5, 2.0]) == 2, "line and points"
+
+
 def test_one_that_failed_is_told_of_and_the_others_are_drawn() -> None:
     found = results(failed="mgr-bhyt")
     page = shown(found)

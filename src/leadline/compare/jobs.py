@@ -35,9 +35,10 @@ class Job:
         label: for people, such as "prenorm, seed 0".
         folder: the run's folder; its `job.json` is written when the job starts.
         content: of `job.json`; see `worker.py`.
-        tokens: that it trains on.
+        tokens: that it trains on, or whatever `unit` names.
         cost: the expected time in any unit that is the same for all jobs.
         measured: whether it ends with measurements along depth.
+        unit: what it trains on, for people.
     """
 
     label: str
@@ -46,6 +47,7 @@ class Job:
     tokens: int
     cost: float
     measured: bool = True
+    unit: str = "tokens"
 
     @property
     def done(self) -> bool:

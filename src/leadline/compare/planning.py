@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leadline.compare.plan import DesignPlan, Plan, Precision, parse_rates, parse_seeds, parse_sweep
 from leadline.errors import UsageError
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 DEMO = ("prenorm", "attnres", "attnres-block", "mgr-independent", "mgr-competitive", "mhc-lite", "bhyt", "lns")
 BASELINE = "prenorm"
-WIDEST = 1 << 20
 SWEEP_FACTORS = (0.5, 1.0, 2.0)
 
 
@@ -114,32 +113,10 @@ def make_plan(wish: Wish, data: DataSet) -> Plan:
 
 
 def shape_of(preset: Preset, wish: Wish) -> ShapeConfig:
-    """The preset's shape with another depth, width or length.
+    """The preset's shape with another depth, width or length; see `leadline.designs.reshaped`."""
+    from leadline.designs import reshaped
 
-    Another width keeps the width of a head where it can, and the MLP's share.
-
-    Raises:
-        UsageError: a value is out of range.
-    """
-    changes: dict[str, Any] = {}
-    if wish.blocks is not None:
-        changes["blocks"] = wish.blocks
-    if wish.context is not None:
-        changes["context"] = wish.context
-    if wish.dim is not None and wish.dim != preset.dim:
-        if not 2 <= wish.dim <= WIDEST or wish.dim % 2:
-            raise UsageError(f"--dim {wish.dim} must be an even number from 2 to {WIDEST}")
-        fits = wish.dim % preset.head_dim == 0
-        heads = wish.dim // preset.head_dim if fits else 1
-        same_group = heads % (preset.heads // preset.kv_heads) == 0
-        changes |= {
-            "dim": wish.dim,
-            "heads": heads,
-            "kv_heads": heads // (preset.heads // preset.kv_heads) if same_group else heads,
-            "head_dim": preset.head_dim if fits else wish.dim,
-            "hidden": max(8, round(preset.hidden * wish.dim / preset.dim / 8) * 8),
-        }
-    return dataclasses.replace(preset.shape, **changes)
+    return reshaped(preset.shape, blocks=wish.blocks, dim=wish.dim, context=wish.context)
 
 
 def _designs(wish: Wish) -> tuple[list[Design], str]:

@@ -28,7 +28,8 @@ class _State:
     loss: float | None = None
     speed: float | None = None
     error: str | None = None
-    measuring: bool = False
+    measuring: float | None = None
+    """Since when it measures, which moves no share."""
 
 
 class Tracker:
@@ -51,7 +52,7 @@ class Tracker:
     def event(self, job: Job, event: dict[str, Any]) -> None:
         state = self.states[job.folder.name]
         if event.get("event") == "measuring":
-            state.measuring, state.share = True, TRAINING_SHARE
+            state.measuring, state.share = self.clock(), TRAINING_SHARE
             return
         share = TRAINING_SHARE * min(1.0, event.get("tokens", 0) / max(1, job.tokens))
         if state.loss is None:
@@ -94,7 +95,8 @@ class Tracker:
 
     def _left(self, state: _State, rate: float) -> float:
         own = self._rate([state]) if state.share - state.first > 0.02 else None
-        return state.job.cost * (1 - state.share) / (own or rate)
+        left = state.job.cost * (1 - state.share) / (own or rate)
+        return left if state.measuring is None else max(0.0, left - (self.clock() - state.measuring))
 
     def _rate(self, states: Any) -> float | None:
         """Cost done in a second of one worker."""
@@ -102,7 +104,8 @@ class Tracker:
         for state in states:
             if state.began is not None and state.share > state.first:
                 done += state.job.cost * (state.share - state.first)
-                seconds += (self.clock() if state.ended is None else state.ended) - state.began
+                until = state.measuring if state.ended is None else state.ended
+                seconds += (self.clock() if until is None else until) - state.began
         return done / seconds if done > 0 and seconds > 0 else None
 
 
@@ -213,9 +216,9 @@ def display_for(jobs: Sequence[Job], slots: int) -> PlainDisplay | LiveDisplay:
 
 
 def _what(state: _State) -> str:
-    if state.measuring:
+    if state.measuring is not None:
         return "measuring along depth"
     if state.loss is None:
         return "starting"
-    speed = f", {state.speed:,.0f} tokens/s" if state.speed else ""
+    speed = f", {state.speed:,.0f} {state.job.unit}/s" if state.speed else ""
     return f"{state.share / TRAINING_SHARE:.0%}, loss {state.loss:.3f}{speed}"

@@ -11,6 +11,7 @@ and the bound on what is left over, are ours.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -108,6 +109,14 @@ def solve(
     if batch_tokens < 1 or reference.tokens < 1:
         raise UsageError(f"tokens={reference.tokens} and batch_tokens={batch_tokens} must be at least 1")
     side = Side(design=variant, shape=shape or reference.shape, tokens=reference.tokens)
+    balance = _balanced(reference, side, vocab_size, batch_tokens, by)
+    if abs(balance.residual) >= RESIDUAL:
+        raise UsageError(_too_far(balance, side, batch_tokens))
+    return balance
+
+
+def _balanced(reference: Side, side: Side, vocab_size: int, batch_tokens: int, by: By) -> Balance:
+    """The nearest that a way of balancing comes, however far off."""
     budget = reference.flops_per_token(vocab_size) * reference.tokens
     what, _, rest = by.partition("+")
     if what == "depth":
@@ -117,8 +126,6 @@ def solve(
     if by == "tokens" or rest:
         side = dataclasses.replace(side, tokens=_tokens(budget, side.flops_per_token(vocab_size), batch_tokens))
     residual = side.flops_per_token(vocab_size) * side.tokens / budget - 1
-    if abs(residual) >= RESIDUAL:
-        raise UsageError(_too_far(by, side, residual, budget, vocab_size, batch_tokens))
     return Balance(reference=reference, variant=side, vocab_size=vocab_size, by=by, residual=residual)
 
 
@@ -190,18 +197,32 @@ def _nearest(at: Callable[[int], Side], start: int, budget: int, vocab_size: int
     return at(min((low, high), key=lambda size: abs(cost(size) - budget)))
 
 
-def _too_far(by: By, side: Side, residual: float, budget: int, vocab_size: int, batch_tokens: int) -> str:
+def _too_far(nearest: Balance, side: Side, batch_tokens: int) -> str:
+    """What to say of the nearest there is, and what comes near enough.
+
+    Args:
+        side: the variant, before it was solved.
+    """
+    found, vocab_size, by = nearest.variant, nearest.vocab_size, nearest.by
+    off = f"is {nearest.residual:+.1%} off the reference's training FLOPs, not within {RESIDUAL:.0%}"
+    per_token = nearest.reference.flops_per_token(vocab_size)
+    # Whole steps are off by half a step at most, which is a share of the reference's tokens.
+    share = found.flops_per_token(vocab_size) * batch_tokens / (per_token * nearest.reference.tokens)
+    tokens = math.ceil(share * nearest.reference.tokens / (2 * RESIDUAL)) + 1
     if by == "tokens" or "+" in by:
-        step = side.flops_per_token(vocab_size) * batch_tokens
-        share = step / budget
-        steps = round(1 / (2 * RESIDUAL))
         return (
-            f"{side.design.name}: the nearest in whole steps of {batch_tokens} tokens is {residual:+.1%} off the "
-            f"reference's training FLOPs, not within {RESIDUAL:.0%}, because one step is {share:.1%} of them; more "
-            f"than {steps} steps (--tokens) or a smaller batch work"
+            f"{found.design.name}: the nearest in whole steps of {batch_tokens} tokens {off}, because one step is "
+            f"{share:.1%} of them; --tokens {tokens} or more works, or a smaller batch"
         )
-    what = f"{side.shape.blocks} blocks" if by == "depth" else f"an MLP width of {side.shape.hidden}"
+    ways: list[By] = ["tokens", "depth+tokens" if by == "depth" else "width+tokens"]
+    works = [
+        f"--by {way}"
+        for way in ways
+        if abs(_balanced(nearest.reference, side, vocab_size, batch_tokens, way).residual) < RESIDUAL
+    ]
+    works = works or [f"--by {ways[1]} with --tokens {tokens} or more"]
+    what = f"{found.shape.blocks} blocks" if by == "depth" else f"an MLP width of {found.shape.hidden}"
     return (
-        f"{side.design.name}: the nearest there is, {what}, is {residual:+.1%} off the reference's training FLOPs, not "
-        f"within {RESIDUAL:.0%}; --by tokens works, and --by {by}+tokens takes the rest up in tokens"
+        f"{found.design.name}: the nearest there is, {what}, {off}; {' and '.join(works)} "
+        f"{'work' if len(works) > 1 else 'works'}: tokens take the rest up"
     )

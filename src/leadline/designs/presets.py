@@ -141,8 +141,10 @@ def reshaped(
 ) -> ShapeConfig:
     """The shape with another depth, width, number of heads or length; what is None stays.
 
-    Another width scales the MLP's with it, to a multiple of 8. Heads share the width evenly; queries a key head keep
-    their number where it divides the heads, else every head has its own keys.
+    Another width scales the MLP's with it, to a multiple of 8. Without a number of heads, these stay as wide as they
+    are; where that doesn't fit the width, they stay as many; where that doesn't either, there is one. Heads that are
+    given share the width evenly. Queries a key head keep their number where it divides the heads, else every head has
+    its own keys.
 
     Raises:
         UsageError: a number out of range, or heads that don't fit the width; names what does.
@@ -150,17 +152,21 @@ def reshaped(
     for option, value, most in (("--blocks", blocks, DEEPEST), ("--dim", dim, WIDEST), ("--heads", heads, WIDEST)):
         if value is not None and not 1 <= value <= most:
             raise UsageError(f"{option} {value} is out of range; 1 to {most} work")
-    new_dim, new_heads = shape.dim if dim is None else dim, shape.heads if heads is None else heads
+    if dim is not None and dim % 2:
+        raise UsageError(f"--dim {dim} is odd; the width must be even, such as {dim + 1}")
+    new_dim = shape.dim if dim is None else dim
+    new_heads = _heads_for(shape, new_dim) if heads is None else heads
     changes: dict[str, Any] = {}
     if blocks is not None:
         changes["blocks"] = blocks
     if context is not None:
         changes["context"] = context
     if (new_dim, new_heads) != (shape.dim, shape.heads):
-        if new_dim < 2 or new_heads < 1 or new_dim % (2 * new_heads):
-            works = [str(n) for n in range(1, max(1, new_dim // 2) + 1) if new_dim % (2 * n) == 0]
-            known = f"; {', '.join(works)} heads work" if works else "; the width must be even"
-            raise UsageError(f"heads={new_heads} do not share dim={new_dim} in heads of an even width{known}")
+        if new_dim % (2 * new_heads):
+            works = ", ".join(str(n) for n in range(1, new_dim // 2 + 1) if new_dim % (2 * n) == 0)
+            raise UsageError(
+                f"heads={new_heads} do not share dim={new_dim} in heads of an even width; {works} heads work"
+            )
         group = shape.heads // shape.kv_heads
         changes |= {
             "dim": new_dim,
@@ -170,3 +176,11 @@ def reshaped(
             "hidden": max(8, round(shape.hidden * new_dim / shape.dim / 8) * 8),
         }
     return dataclasses.replace(shape, **changes)
+
+
+def _heads_for(shape: ShapeConfig, dim: int) -> int:
+    if dim == shape.dim:
+        return shape.heads
+    if dim % shape.head_dim == 0:
+        return dim // shape.head_dim
+    return shape.heads if dim % (2 * shape.heads) == 0 else 1

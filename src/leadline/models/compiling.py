@@ -28,14 +28,33 @@ FACTOR = "norm_scale"
 
 
 @dataclasses.dataclass
+class Kind:
+    """Compiled code of one kind of blocks: a function for every structure of the state that comes along.
+
+    Where training drops blocks, the number of sources or streams that a block meets differs from step to step. One
+    function for all of them would run into the compiler's limit on recompiling it.
+    """
+
+    backend: str | Callable[..., Any]
+    functions: dict[Any, Callable[..., State]] = dataclasses.field(default_factory=dict)
+
+    def function(self, *structure: Any) -> Callable[..., State]:
+        """The function for this structure, made when it is first asked for."""
+        if structure not in self.functions:
+            self.functions[structure] = torch.compile(_own_function(), backend=self.backend, fullgraph=True)
+        return self.functions[structure]
+
+
+@dataclasses.dataclass
 class CompiledForward:
     """What stands in for a block's `forward`; the block's hooks run outside of it.
 
-    Generation with a cache runs uncompiled: the cache grows with every token.
+    Generation with a cache runs uncompiled: the cache grows with every token. So does a block of which both sublayers
+    are skipped: there is nothing to compute.
     """
 
     block: Block
-    compiled: Callable[..., State]
+    kind: Kind
 
     def __call__(
         self,
@@ -46,28 +65,38 @@ class CompiledForward:
         skip_mlp: bool = False,
     ) -> State:
         """As `Block.forward`."""
-        if cache is not None:
+        if cache is not None or (skip_attention and skip_mlp):
             return Block.forward(self.block, state, tokens, cache, skip_attention, skip_mlp)
-        return self.compiled(self.block, state, tokens, None, skip_attention, skip_mlp)
+        compiled = self.kind.function(structure_of(state), skip_attention, skip_mlp)
+        return compiled(self.block, state, tokens, None, skip_attention, skip_mlp)
 
 
 def compile_blocks(model: Decoder, *, backend: str | Callable[..., Any] = "inductor") -> int:
     """Makes every block run compiled, blocks of one kind from one compiled function; returns the number of kinds.
 
     Code is compiled when a block first runs: for training once a kind, and once more where another batch or length
-    turns sizes into variables (or LNS's factor). A kind has a function of its own, so that many kinds don't run into
-    the compiler's limit on recompiling one function; where one does, the run fails rather than going on uncompiled.
+    turns sizes into variables (or LNS's factor); and once for each number of sources or streams that a block meets,
+    which is one unless blocks are skipped. Each of these has a function of its own, so that many don't run into the
+    compiler's limit on recompiling one function; where one does, the run fails rather than going on uncompiled.
 
     Args:
         backend: as `torch.compile` takes it.
     """
-    compiled: dict[str, Callable[..., State]] = {}
+    kinds: dict[str, Kind] = {}
     for block in cast(list[Block], list(model.blocks)):
-        kind = kind_of(block)
-        if kind not in compiled:
-            compiled[kind] = torch.compile(_own_function(), backend=backend, fullgraph=True)
-        block.forward = CompiledForward(block, compiled[kind])  # type: ignore[method-assign]  # of this block alone
-    return len(compiled)
+        kind = kinds.setdefault(kind_of(block), Kind(backend))
+        block.forward = CompiledForward(block, kind)  # type: ignore[method-assign]  # of this block alone
+    return len(kinds)
+
+
+def structure_of(state: Any) -> Any:
+    """What compiled code takes for granted of a state, but for the sizes: how many tensors it has, and where.
+
+    An empty tensor is a note whose shape is what it says, such as the number of a block.
+    """
+    if isinstance(state, tuple):
+        return tuple(map(structure_of, state))
+    return tuple(state.shape) if isinstance(state, torch.Tensor) and state.numel() == 0 else type(state)
 
 
 @contextlib.contextmanager

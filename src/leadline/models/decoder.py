@@ -113,7 +113,7 @@ class Decoder(nn.Module):
     def hidden(self, tokens: Tensor, *, cache: KVCache | None = None, skip: Collection[int] = ()) -> Tensor:
         """What the head reads: the readout after the final norm, (B, T, D). Arguments as for `forward`."""
         before = 0 if cache is None else cache.length
-        self._warn_if_long(before + tokens.shape[1])
+        self.warn_if_long(before + tokens.shape[1])
         state = self.begin(tokens)
         state = self.run(state, self.at(before, tokens.shape[1]), range(len(self.blocks)), cache=cache, skip=skip)
         if cache is not None:
@@ -133,7 +133,7 @@ class Decoder(nn.Module):
         for block in blocks:
             if not 0 <= block < total:
                 raise UsageError(f"block {block} is no exit; this model has blocks 0 to {total - 1}")
-        self._warn_if_long(tokens.shape[1])
+        self.warn_if_long(tokens.shape[1])
         state, at_hand = self.begin(tokens), self.at(0, tokens.shape[1])
         found: dict[int, Tensor] = {}
         start = 0
@@ -205,7 +205,8 @@ class Decoder(nn.Module):
             if not 0 <= number < self.config.sublayers:
                 raise UsageError(f"skip={number} is no sublayer; this model has 0 to {self.config.sublayers - 1}")
 
-    def _warn_if_long(self, length: int) -> None:
+    def warn_if_long(self, length: int) -> None:
+        """Warns, once, where the model sees more tokens at a time than it was trained on."""
         if length > self.config.context and not self._warned and not torch.compiler.is_compiling():
             self._warned = True
             warnings.warn(

@@ -200,6 +200,7 @@ class _Halves:
 
     def first(self, tokens: Tensor) -> State:
         """The state of tokens (B, T) at the exit, which waits from now on."""
+        self.model.warn_if_long(self.seen + tokens.shape[1])
         state = self._through(0, self.model.begin(tokens), tokens.shape[1])
         self._waiting.append(self.model.config.connection.pack(state))
         return state

@@ -41,7 +41,8 @@ class CascadeWish:
     Attributes:
         tokens: of the baseline's runs; the preset's unless given.
         rates: as `leadline.compare.plan.parse_rates` reads it.
-        dim, heads: the preset's unless given; at `tiny` 96 and 6, so that heads can be halved and cut in thirds.
+        dim, heads: the preset's width, and heads as `leadline.designs.reshaped` has them, unless given; at `tiny` 96
+            and 6, each unless given, so that heads can be halved and cut in thirds.
     """
 
     designs: tuple[str, ...] = DESIGNS
@@ -156,10 +157,10 @@ def make_plan(wish: CascadeWish, data: DataSet) -> CascadePlan:
 
 def shape_of(preset: Preset, wish: CascadeWish) -> ShapeConfig:
     """The uniform model's shape."""
-    dim, heads = wish.dim, wish.heads
-    if preset.name == "tiny" and dim is None:
-        dim, heads = SMALL["dim"], heads or SMALL["heads"]
-    return reshaped(preset.shape, blocks=wish.blocks, dim=dim, heads=heads, context=wish.context)
+    given = {"dim": wish.dim, "heads": wish.heads}
+    known = SMALL if preset.name == "tiny" else {}
+    sizes = {name: known.get(name) if value is None else value for name, value in given.items()}
+    return reshaped(preset.shape, blocks=wish.blocks, context=wish.context, **sizes)
 
 
 def _designs(wish: CascadeWish) -> list[Design]:

@@ -134,7 +134,7 @@ def _headline(baseline: Arm, others: Sequence[Arm], judgements: Sequence[Judgeme
 
 
 def _sentence(arm: Arm, baseline: Arm) -> str:
-    if arm["bits_per_byte"] is None or arm["difference"] is None:
+    if arm["bits_per_byte"] is None:
         return f"{arm['name']} did not finish: {arm['error']}"
     speed = arm["generation"]
     words = [_quality_words(arm, baseline)]

@@ -44,7 +44,7 @@ class Cascade:
     """The model's width; the preset's unless given, at tiny 96."""
 
     heads: int | None = None
-    """Attention heads; the preset's unless given, at tiny 6, which can be halved and cut in thirds."""
+    """Attention heads; at tiny 6 unless given, which can be halved and cut in thirds; else as wide as the preset's."""
 
     tokens: str | None = None
     """Training tokens of the baseline, such as 512k or 1.2M; the preset's unless given."""

@@ -89,3 +89,8 @@ class ArmKind(ABC):
     def step(self, plan: ArmPlan) -> Step | None:
         """A short piece of the arm's training; None where it is not worth the time."""
         return None
+
+
+def amount_of(loss_per: str) -> str:
+    """What an arm trains on, for people, from its `loss_per`."""
+    return "images" if loss_per == "image" else "tokens"

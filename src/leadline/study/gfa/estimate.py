@@ -27,10 +27,11 @@ def estimate_words(queue: Sequence[Job], slots: int, threads: int, step: Step | 
         step: a piece of training to time; None: the time isn't told.
     """
     waiting = [job for job in queue if not job.done]
-    tokens, flops = sum(job.tokens for job in waiting), sum(job.cost for job in waiting)
-    what = (
-        f"{len(waiting)} of {len(queue)} runs to do, {count(tokens)} tokens and {count(flops)}FLOPs with measurements"
-    )
+    flops = sum(job.cost for job in waiting)
+    units = dict.fromkeys(job.unit for job in waiting)
+    read = [f"{count(sum(job.tokens for job in waiting if job.unit == unit))} {unit}" for unit in units]
+    amount = ", ".join([f"{len(waiting)} of {len(queue)} runs to do", *read])
+    what = f"{amount} and {count(flops)}FLOPs with measurements"
     if step is None:
         return f"{what}; the time is told once runs are on their way"
     rate = flops_per_second(step, threads)

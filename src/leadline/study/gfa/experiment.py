@@ -22,8 +22,8 @@ arms                             one each, in order:
         delta, place_delta       nats, low, high (see `leadline.study.gfa.measure`)
     correlations                 share_delta, share_fan_in, and both with `_rest`, without the first block, and
                                  `_per_parameter`, of the √parameters form, and `_when_present` where blocks were
-                                 dropped; each has pearson, spearman, kendall (value, low, high, reason, runs) and
-                                 `over`. Null where no run finished
+                                 dropped; each has pearson, spearman, kendall (value, low, high, reason, runs),
+                                 `over`, and `blocks`, how many were compared. Null where no run finished
     first_share                  the first block's share, mean over seeds
     late                         third, rest (without the first block), last (the last blocks alone), single (one
                                  place at a time): mean, low, high, by_seed; null where no run finished
@@ -49,7 +49,7 @@ from leadline.compare.results import finite
 from leadline.errors import LeadlineError
 from leadline.study import results as shared
 from leadline.study.folder import at_work
-from leadline.study.gfa.arm import ArmPlan
+from leadline.study.gfa.arm import ArmPlan, amount_of
 from leadline.study.gfa.estimate import estimate_words
 from leadline.study.gfa.measure import MEASURE_FILE
 from leadline.study.gfa.page import make_page
@@ -128,6 +128,7 @@ def _job(plan: GfaPlan, arm: ArmPlan, seed: int, out: Path) -> Job:
         content={"arm": arm.name, "config": {**arm.config, "seed": seed}, "ablation_tokens": plan.ablation_tokens},
         tokens=arm.tokens,
         cost=arm.cost,
+        unit=amount_of(ARMS[arm.name].loss_per),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from leadline.drawing.page import Cell, Column, Entry, Page, Table, TableRow, Tone
 from leadline.drawing.words import count, fixed, interval, plain
 from leadline.probes.correlation import KINDS
+from leadline.study.gfa.arm import amount_of
 from leadline.study.gfa.pictures import sections
 from leadline.study.gfa.verdict import DECIDES, PARTS, difference_words
 from leadline.study.results import Judgement, facts
@@ -38,7 +39,7 @@ def make_page(results: Mapping[str, Any]) -> Page:
         summary=[
             results["data"]["name"],
             f"{results['design']}, {results['preset']}, {results['blocks']} blocks",
-            f"{count(arms[0]['tokens'])} tokens a run",
+            f"{' and '.join(_amounts(arms))} a run",
             f"{seeds} seed{'s' if seeds > 1 else ''}",
             results["created"][:10],
         ],
@@ -60,7 +61,7 @@ def make_page(results: Mapping[str, Any]) -> Page:
         tables=[("All correlations", _all_correlations(arms, entries)), ("Arms", _kinds(arms, entries))],
         facts=[
             ("Seeds", ", ".join(map(str, results["seeds"]))),
-            ("ΔM", f"on {results['ablation_tokens']:,} held-out tokens at most"),
+            ("ΔM", f"on {results['ablation_tokens']:,} held-out tokens at most, or images"),
             ("Claims", "arXiv 2606.26538, abstract and summaries; the protocol is Leadline's"),
             *facts(dict(results)),
         ],
@@ -80,7 +81,7 @@ def _table(arms: Sequence[Arm], entries: Sequence[Entry], results: Mapping[str, 
             Column(heading="First block", unit="% of the gradient"),
             Column(heading="Late importance", unit="last third over mean"),
             Column(heading="Difference", unit="to the control"),
-            Column(heading="Speed", unit="tokens/s"),
+            Column(heading="Speed", unit="tokens a second"),
         ],
         rows=[_row(arm, entry, len(results["seeds"])) for arm, entry in zip(arms, entries, strict=True)],
         notes="Loss and late importance: mean over seeds and 95 % interval (Student's t). Correlations: mean over "
@@ -108,9 +109,21 @@ def _row(arm: Arm, entry: Entry, seeds: int) -> TableRow:
             if late
             else "–",
             _difference(arm, against),
-            f"{speed:,.0f}" if speed else "–",
+            _speed(arm, speed),
         ],
     )
+
+
+def _amounts(arms: Sequence[Arm]) -> list[str]:
+    """What the arms train on, each amount once."""
+    return list(dict.fromkeys(f"{count(arm['tokens'])} {amount_of(arm['loss_per'])}" for arm in arms))
+
+
+def _speed(arm: Arm, speed: float | None) -> Cell | str:
+    if not speed:
+        return "–"
+    unit = amount_of(arm["loss_per"])
+    return Cell(text=f"{speed:,.0f}", below="" if unit == "tokens" else f"{unit} a second")
 
 
 def _loss(arm: Arm) -> Cell | str:
@@ -175,9 +188,9 @@ def _kinds(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
             Column(heading="What", words=True),
             Column(heading="Control", words=True),
             Column(heading="Learning rate"),
-            Column(heading="Tokens"),
+            Column(heading="Trained on"),
             Column(heading="Parameters"),
-            Column(heading="Training FLOPs", unit="a token"),
+            Column(heading="Training FLOPs", unit="a token, or an image"),
         ],
         rows=[
             TableRow(
@@ -187,7 +200,7 @@ def _kinds(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
                     arm["summary"],
                     arm["control"] or "–",
                     plain(arm["learning_rate"]),
-                    f"{arm['tokens']:,}",
+                    f"{arm['tokens']:,} {amount_of(arm['loss_per'])}",
                     f"{arm['parameters']:,}",
                     f"{arm['flops_per_token']:,}",
                 ],

@@ -40,12 +40,15 @@ def correlation(x: Sequence[Row], y: Sequence[Row], *, drop_first: bool = False,
 
     Returns:
         By coefficient `value`, `low`, `high`, `reason` (why one of them is None) and `runs`, the coefficient of every
-        seed; beside them `over`, what the interval is over.
+        seed; beside them `over`, what the interval is over, and `blocks`, how many blocks there were to compare.
     """
     rows = _complete(x, y, drop_first)
     alone = [correlate(a, b, resamples=0) for a, b in rows]
     drawn = _bootstrap(rows, seed) if len(rows) > 1 else {}
-    found: dict[str, Any] = {"over": "blocks and seeds" if len(rows) > 1 else "blocks"}
+    found: dict[str, Any] = {
+        "over": "blocks and seeds" if len(rows) > 1 else "blocks",
+        "blocks": len(rows[0][0]) if rows else 0,
+    }
     for kind in KINDS:
         values = [one[kind].value for one in alone]
         reason = next((one[kind].reason for one in alone if one[kind].value is None), None)

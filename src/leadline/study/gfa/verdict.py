@@ -1,7 +1,8 @@
 """What the arms say of G1 and G2, in words.
 
 G1, for an arm: Spearman's ρ of ḡ and φ, and of ḡ and ΔM, over blocks. *Supported* where the interval lies above zero,
-*not supported* where it lies below, *undecided* where it holds zero or there are fewer than three seeds. Where training
+*not supported* where it lies below, *undecided* where it holds zero or there are fewer than three seeds or five blocks
+(four come in any one order by chance once in 24 times, and a bootstrap of a perfect order is no wider). Where training
 dropped blocks, which gives late ones less gradient whatever their fan-in, ḡ for each step in which a block took part
 has to say the same.
 
@@ -28,6 +29,8 @@ Return = Literal["restored", "partly restored", "not restored", "undecided"]
 DECIDES = "spearman"
 SEEDS = 3
 """Fewer decide nothing of a correlation."""
+BLOCKS = 5
+"""Of fewer even a perfect order, up or down, comes about by chance in more than 5 % of cases: of four in 2 / 4!."""
 PARTS = {"fan_in": "follows fan-in", "delta": "goes with ablation importance"}
 PART_OF = {"fan_in": "fan-in", "delta": "ablation importance"}
 WHAT = {
@@ -49,7 +52,7 @@ class Judged:
 def support(found: Mapping[str, Any]) -> Support:
     """What one correlation says, as `leadline.study.gfa.statistics.correlation` gives it."""
     rho = found[DECIDES]
-    if len(rho["runs"]) < SEEDS or rho["low"] is None or rho["high"] is None:
+    if len(rho["runs"]) < SEEDS or found["blocks"] < BLOCKS or rho["low"] is None or rho["high"] is None:
         return "undecided"
     if rho["low"] > 0:
         return "supported"
@@ -134,6 +137,8 @@ def _gradient(arm: Arm) -> Judgement:
         words.append(_when_present_words(arm))
     if arm["correlations"]["share_delta"]["over"] == "blocks":
         words.append("One seed shows no interval over seeds, so nothing is decided.")
+    if arm["correlations"]["share_delta"]["blocks"] < BLOCKS:
+        words.append(f"Fewer than {BLOCKS} blocks come into order by chance too often, so nothing is decided.")
     return Judgement(claim=claim, paper="", outcome=together(found), evidence=" ".join([*words, _first_block(arm)]))
 
 

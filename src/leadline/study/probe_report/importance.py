@@ -132,7 +132,7 @@ def _ablation(panels: Sequence[Panel], *, name: str, heading: str, label: str) -
     if not values:
         return None
     floor = min(0.001, max(values[-1], 1e-6) / 100)
-    edge = f" On the lower edge lie rises under {plain(floor)}, and falls: models that are better without it."
+    lowest = min([values[0], *(low for p in panels for line in p.series for _, low, _ in line.band)])
     return over_blocks(
         panels,
         name=name,
@@ -141,7 +141,7 @@ def _ablation(panels: Sequence[Panel], *, name: str, heading: str, label: str) -
         axis="rise of the loss, nats a token",
         reading="What the model loses when this one alone is skipped, the connection's own way: low down it does next "
         "to nothing, high up it is needed.",
-        note="The shade is the 95 % interval over sequences." + (edge if values[0] < floor else ""),
+        note="The shade is the 95 % interval over sequences." + _edge(lowest, floor),
         tip="{name} without it in block {x}: {y} nats",
         log=True,
         floor=floor,
@@ -165,18 +165,26 @@ def _against(models: Sequence[ModelValues]) -> Picture | None:
             found = correlate(shares, rises)["spearman"]
             words = together("Spearman", found.value, found.low, found.high, found.reason)
             clouds.append(Cloud(entry=model.entry, points=points, words=f"{words} (share {when})"))
-    highest = max((y for cloud in clouds for _, y, _ in cloud.points), default=0.0)
+    rises_shown = [y for cloud in clouds for _, y, _ in cloud.points] or [0.0]
+    floor = min(0.001, max(*rises_shown, 1e-6) / 100)
     return scatter(
         clouds,
         name="share-against-removal",
         heading="Gradient share against need",
         reading="Each point is a block: on a rising slope the blocks that the gradient reached are those that the "
         "model needs, which is what gradient fan-in asymmetry says.",
-        note="The interval is over resampled blocks.",
+        note="The interval is over resampled blocks." + _edge(min(rises_shown), floor),
         label="Gradient share of each block against the rise of the loss without it",
         x="share of the gradient's norm, %",
         y="rise of the loss, nats a token",
         y_log=True,
-        floor=min(0.001, max(highest, 1e-6) / 100),
+        floor=floor,
         y_shown=lambda v: fixed(v, 4),
     )
+
+
+def _edge(lowest: float, floor: float) -> str:
+    """What lies on the lower edge of a logarithmic axis, where anything does."""
+    if lowest >= floor:
+        return ""
+    return f" On the lower edge lie rises under {plain(floor)}, and falls: models that are better without it."
