@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -28,6 +29,61 @@ def test_a_hugging_face_folder(hugging_face, tokenizer):
     assert torch.equal(opened.stack.logits(tokens), plain(tokens).logits)
     assert opened.stack.logits(tokens).dtype == torch.float32
     assert open_model(hugging_face, dtype=torch.bfloat16).stack.logits(tokens).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("model_type", ["strange", "llama"])
+def test_code_in_the_folder_isnt_run_whatever_is_answered(hugging_face, monkeypatch, tmp_path, model_type):
+    """The library asks on the terminal whether to run it, unless it is told."""
+    monkeypatch.setattr("builtins.input", lambda *text: "y")
+    ran = tmp_path / "ran"
+    (hugging_face / "code.py").write_text(f"open({str(ran)!r}, 'w')\nclass Config: ...\nclass Model: ...\n")
+    config = json.loads((hugging_face / "config.json").read_text())
+    config |= {
+        "model_type": model_type,
+        "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"},
+    }
+    (hugging_face / "config.json").write_text(json.dumps(config))
+    if model_type == "llama":
+        assert type(open_model(hugging_face).stack.model).__name__ == "LlamaForCausalLM"
+    else:
+        with pytest.raises(LeadlineError, match=r"names code of its own \(auto_map\), which isn't run here"):
+            open_model(hugging_face)
+    assert not ran.exists()
+
+
+def test_a_model_of_another_kind_is_refused_in_a_few_words(hugging_face):
+    """The library lists the two hundred configurations that it knows."""
+    config = json.loads((hugging_face / "config.json").read_text())
+    (hugging_face / "config.json").write_text(json.dumps({**config, "model_type": "t5"}))
+    with pytest.raises(LeadlineError, match=r"has no causal language model for T5Config$"):
+        open_model(hugging_face)
+
+
+@pytest.mark.parametrize("said", [None, "auto", "torch.bfloat16"])
+def test_weights_keep_the_dtype_they_are_stored_in(hugging_face, said):
+    open_model(hugging_face, dtype=torch.bfloat16).stack.model.save_pretrained(hugging_face)
+    config = json.loads((hugging_face / "config.json").read_text())
+    del config["dtype"]
+    (hugging_face / "config.json").write_text(json.dumps(config if said is None else {**config, "dtype": said}))
+    assert {p.dtype for p in open_model(hugging_face).stack.model.parameters()} == {torch.bfloat16}
+
+
+def test_a_model_that_reads_what_it_should_predict_is_refused(hugging_face, tmp_path):
+    """The library loads BERT as a causal language model, whose every token sees all others."""
+    from transformers import AutoModelForCausalLM, BertConfig
+
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    for causal in (False, True):
+        config = BertConfig(vocab_size=296, max_position_embeddings=64, is_decoder=causal, eos_token_id=0, **shape)
+        torch.manual_seed(0)
+        folder = tmp_path / f"bert-{causal}"
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        shutil.copy(hugging_face / "tokenizer.json", folder)
+        if causal:
+            assert open_model(folder).stack.blocks == 2
+        else:
+            with pytest.raises(UsageError, match=r"BertLMHeadModel is not causal.*depends on the tokens behind it"):
+                open_model(folder)
 
 
 @torch.no_grad()

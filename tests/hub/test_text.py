@@ -158,3 +158,18 @@ def test_a_decoder_of_our_own(leadline, speech):
     assert text.context == 16
     assert isinstance(dataset_for(opened, speech), DataSet)
     assert math.isfinite(perplexity(opened, text))
+
+
+def test_a_context_that_the_model_has_no_positions_for(hugging_face, speech):
+    """Rotary positions go on; a table of them ends, and the library fails in ways of its own."""
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    longer = open_model(hugging_face)
+    context = longer.stack.context + 2
+    assert heldout_batches(longer, str(speech), context=context, tokens=1).context == context
+    config = GPT2Config(vocab_size=296, n_positions=16, n_embd=16, n_layer=2, n_head=2, eos_token_id=0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(hugging_face)
+    table = open_model(hugging_face)
+    for read in (heldout_batches, training_batches):
+        with pytest.raises(UsageError, match=r"--context 17: GPT2LMHeadModel was made for 16 tokens.*; 1 to 16 work"):
+            read(table, str(speech), context=17, tokens=17)

@@ -141,6 +141,37 @@ def test_a_block_that_adds_in_place_can_be_passed_by() -> None:
     assert torch.equal(blocks[0](torch.zeros(1)), torch.ones(1))
 
 
+def test_a_block_that_gives_a_list_can_be_passed_by() -> None:
+    """As those of the first GPT do."""
+
+    class Listing(nn.Module):
+        def forward(self, hidden_states: Tensor) -> list[Any]:
+            return [hidden_states + 1.0, "weights"]
+
+    block, read = Listing(), torch.zeros(2, 2, 3)
+    with passing_through(nn.ModuleList([block]), [0]):
+        hidden, other = block(read)
+        assert torch.equal(hidden, read)
+        assert other == "weights"
+
+
+def test_code_that_does_not_come_along_is_not_named(llama: Any, tmp_path: Path) -> None:
+    """Who trusts it (`trust_remote_code=True`) could load nothing."""
+    model = copy.copy(llama)
+    model.config = copy.deepcopy(llama.config)
+    model.config.auto_map = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "owner/name--code.Model"}
+    save_pruned(model, [1], tmp_path / "cut")
+    assert json.loads((tmp_path / "cut" / "config.json").read_text())["auto_map"] == {
+        "AutoModelForCausalLM": "owner/name--code.Model"
+    }
+    del model.config.auto_map["AutoModelForCausalLM"]
+    save_pruned(model, [1], tmp_path / "other")
+    assert "auto_map" not in json.loads((tmp_path / "other" / "config.json").read_text())
+    assert (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "other", trust_remote_code=True).config.num_hidden_layers == 5
+    )
+
+
 @pytest.mark.parametrize("said", [True, False])
 def test_a_tied_head_stays_tied(said: bool, tied: Any, tokens: Tensor, tmp_path: Path) -> None:
     """Public failure: the head is lost on save, or comes back as another tensor. What counts is the model itself."""

@@ -190,6 +190,22 @@ def test_nothing_is_left_behind(broken: str, trained: Any, tmp_path: Path, monke
     assert not (tmp_path / "sub").exists() or list((tmp_path / "sub").iterdir()) == []
 
 
+def test_healing_that_ruins_the_model_says_so(
+    trained: Any, saved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in its last step, behind which there is no loss of training to tell."""
+
+    def ruin(stack: Any, *args: Any, **more: Any) -> None:
+        next(iter(stack.model.parameters())).detach().fill_(float("nan"))
+
+    monkeypatch.setattr("leadline.pruning.cutting.heal", ruin)
+    subject = open_subject(saved("prenorm"))
+    asked = wish(None, blocks="1", heal=Healing(tokens=64, learning_rate=10.0, batch_size=4, context=16))
+    with pytest.raises(LeadlineError, match=r"--heal-lr 10 left a model.*a lower one may do better"):
+        prune(subject, subject.data(str(trained.data)), asked, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_healing_is_reported_apart(trained: Any, saved: Any, tmp_path: Path) -> None:
     subject = open_subject(saved("bhyt"))
     data = subject.data(str(trained.data))

@@ -86,7 +86,13 @@ def test_the_rate_rises_then_falls_to_a_tenth() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"tokens": 0}, "--heal-tokens 0"), ({"learning_rate": 0.0}, "--heal-lr 0"), ({"learning_rate": -1.0}, "-1")],
+    [
+        ({"tokens": 0}, "--heal-tokens 0"),
+        ({"learning_rate": 0.0}, "--heal-lr 0"),
+        ({"learning_rate": -1.0}, "-1"),
+        ({"learning_rate": float("nan")}, "--heal-lr nan"),
+        ({"learning_rate": 1e38}, r"--heal-lr 1e\+38 .*, to 1000, works"),
+    ],
 )
 def test_values_that_do_not_work(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):

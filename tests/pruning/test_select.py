@@ -128,6 +128,13 @@ def test_protected_ends() -> None:
         explicit(Amount(blocks="0,2", protect_first=1), toy, candidates(toy, "block"))
 
 
+def test_sublayers_that_cannot_be_told_apart() -> None:
+    toy = own(3)
+    toy.sublayers = ((),) * 3
+    with pytest.raises(UsageError, match=r"--unit sublayer: .* can't be told apart; --unit block works"):
+        candidates(toy, "sublayer")
+
+
 def test_all_blocks_by_name() -> None:
     toy = own(3)
     with pytest.raises(UsageError, match=r"--blocks 0\.\.2 names every block, which leaves nothing"):

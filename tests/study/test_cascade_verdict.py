@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from leadline.designs import resolve
+from leadline.drawing.page import Cell, Entry
 from leadline.study.cascade import differ_in_taper
-from leadline.study.cascade_report import make_page
+from leadline.study.cascade_report import _change, make_page
 from leadline.study.cascade_verdict import judge
 
 
@@ -192,6 +193,19 @@ def test_rounds_that_are_too_few_decide_nothing() -> None:
     judged = judge(results(fast))
     assert [judgement.outcome for judgement in judged.judgements] == ["holds", "open", "open"]
     assert "from rounds that are too few for an interval of 95 %" in judged.judgements[1].evidence
+
+
+def test_what_decides_nothing_has_no_colour() -> None:
+    ratios = {"high": 0.92, "low": 0.88, "median": 0.9}
+    entry = Entry(index=1, name="cascade-a2")
+
+    def tone(coverage: float) -> str:
+        cell = _change({**ratios, "coverage": coverage}, entry, more_is_better=False)
+        assert isinstance(cell, Cell)
+        return cell.tone
+
+    assert tone(0.96) == "better"
+    assert tone(0.94) == "plain"
 
 
 def test_the_claim_is_not_tested_where_more_than_the_taper_differs() -> None:

@@ -42,7 +42,7 @@ def passing_through(blocks: nn.ModuleList, removed: Collection[int]) -> Iterator
 
     def give_on(module: nn.Module, args: Any, output: Any) -> Any:
         kept = read.pop(module)
-        return (kept, *output[1:]) if isinstance(output, tuple) else kept
+        return type(output)((kept, *output[1:])) if type(output) in (tuple, list) else kept
 
     hooks = [blocks[block].register_forward_pre_hook(keep, with_kwargs=True) for block in removed]
     hooks += [blocks[block].register_forward_hook(give_on) for block in removed]

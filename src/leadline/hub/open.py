@@ -8,11 +8,14 @@ Safetensors only, no code from the folder, nothing from the network.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import safetensors
 import torch
 
 from leadline.data import Tokenizer, load_tokenizer
@@ -24,11 +27,15 @@ from leadline.hub.tokenizer import read_tokenizer
 from leadline.models import Decoder
 from leadline.models.saving import CONFIG
 from leadline.stacks import Stack, stack_of
+from leadline.stacks.layout import a_few_tokens
 from leadline.training import load_model
 from leadline.training.resolve import usable_device
 from leadline.training.run_folder import RUN_FILE
 
 Kind = Literal["run", "leadline", "hugging-face"]
+
+STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""What safetensors call the dtypes in which a model can be loaded."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ def open_model(
 
     Raises:
         UsageError: no such folder, no model or no tokenizer in it, weights that are pickles, blocks that aren't found,
-            or a device that can't be used.
+            a model that reads the tokens that it should predict, or a device that can't be used.
         LeadlineError: a file is damaged, or a package is missing.
     """
     path, place = Path(path), usable_device(device)
@@ -103,12 +110,34 @@ def open_model(
     if kind == "run" and dtype is not None:
         model = model.to(dtype)
     stack = stack_of(model.to(place).eval(), blocks=layers)
+    if kind == "hugging-face":
+        _check_causal(stack)
     if tokenizer.vocab_size > stack.vocab_size:
         raise UsageError(
             f"the tokenizer has {tokenizer.vocab_size} tokens and the model {stack.vocab_size}: "
             f"the {FILE} in {path} is not this model's"
         )
     return OpenedModel(stack, tokenizer, kind, path, begins)
+
+
+def _check_causal(stack: Stack) -> None:
+    """Makes sure that logits don't depend on later tokens: the library loads encoders as causal models too.
+
+    Raises:
+        UsageError: they do, so a perplexity would mean nothing.
+    """
+    tokens = a_few_tokens(stack.vocab_size, stack.context, stack.device)
+    half = tokens.shape[1] // 2
+    other = torch.cat((tokens[:, :half], tokens.flip(0)[:, half:]), dim=1)
+    with torch.no_grad():
+        one, two = (stack.logits(given)[:, :half] for given in (tokens, other))
+    # Not zero: experts that are given other numbers of rows round otherwise.
+    tolerance = 1e-4 if torch.finfo(one.dtype).bits >= 32 else 0.1
+    if half and bool((one.double() - two.double()).abs().max() > tolerance * one.double().abs().max()):
+        raise UsageError(
+            f"{type(stack.model).__name__} is not causal as it is configured: what it says at a token depends on the "
+            "tokens behind it, so its perplexity means nothing; models that were trained to predict the next token work"
+        )
 
 
 def _load_hugging_face(path: Path, dtype: torch.dtype | None) -> Any:
@@ -125,19 +154,29 @@ def _load_hugging_face(path: Path, dtype: torch.dtype | None) -> Any:
     except ImportError as error:
         raise LeadlineError('Hugging Face models need the package transformers: pip install "leadline[hf]"') from error
     try:
-        return load_causal_lm(path, dtype or _stored_dtype(_read_config(path)))
+        return load_causal_lm(path, dtype or _stored_dtype(path, _read_config(path)))
     except LeadlineError as error:
         raise LeadlineError(f"{path}: {one_line(error)}") from error
 
 
-def _stored_dtype(config: dict[str, Any]) -> torch.dtype:
-    """What the configuration says, by any of the names it goes by; float32 otherwise."""
+def _stored_dtype(path: Path, config: dict[str, Any]) -> torch.dtype:
+    """What the configuration says, by any of the names it goes by; else what most of the stored numbers are."""
     texts = config.get("text_config")
     for entries in (config, texts if isinstance(texts, dict) else {}):
-        dtype = getattr(torch, str(entries.get("dtype") or entries.get("torch_dtype")), None)
+        said = str(entries.get("dtype") or entries.get("torch_dtype"))
+        dtype = getattr(torch, said.removeprefix("torch."), None)
         if isinstance(dtype, torch.dtype):
             return dtype
-    return torch.float32
+    found: dict[torch.dtype, int] = {}
+    for file in path.glob("*.safetensors"):
+        # What is damaged is for the loading to say.
+        with contextlib.suppress(safetensors.SafetensorError, OSError), safetensors.safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (no dictionary)
+                part = tensors.get_slice(name)
+                dtype = STORED.get(part.get_dtype())
+                if dtype is not None:
+                    found[dtype] = found.get(dtype, 0) + math.prod(part.get_shape())
+    return max(found, key=lambda dtype: found[dtype], default=torch.float32)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ anyone would, compared, and only then moved into place. A model that would not c
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from leadline.errors import LeadlineError
-from leadline.files import sync_folder, write_json
+from leadline.files import sync_folder, write_json, write_text
 from leadline.hub.agreement import (
     check_cache,
     check_same_logits,
@@ -152,7 +153,7 @@ def check_generation_config(model: Any) -> None:
 
 
 def load_causal_lm(folder: Path, dtype: torch.dtype, *, like: Any = None) -> Any:
-    """A model from a folder, on the CPU, from safetensors only and without the network.
+    """A model from a folder, on the CPU, from safetensors only, without the network and without code of its own.
 
     Args:
         like: a model whose attention and experts are computed the same way, so that the logits can be compared.
@@ -162,7 +163,9 @@ def load_causal_lm(folder: Path, dtype: torch.dtype, *, like: Any = None) -> Any
     """
     from transformers import AutoModelForCausalLM
 
-    options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "dtype": dtype}
+    # Without the third the library asks on the terminal whether to run what lies in the folder, and waits.
+    options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+    options["dtype"] = dtype
     if like is not None:
         implementations = {name: getattr(like.config, f"_{name}") for name in _IMPLEMENTATIONS}
         options |= {name: value for name, value in implementations.items() if value is not None}
@@ -171,13 +174,24 @@ def load_causal_lm(folder: Path, dtype: torch.dtype, *, like: Any = None) -> Any
         with quiet():
             model, info = load(str(folder), output_loading_info=True, **options)
     except Exception as error:  # Whatever the library objects to is the reason.
-        raise LeadlineError(f"AutoModelForCausalLM cannot load it: {one_line(error)}") from error
+        raise LeadlineError(f"AutoModelForCausalLM cannot load it: {_reason(error)}") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         entries = sorted(map(one_line, info.get(kind) or ()))
         if entries:
             more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
             raise LeadlineError(f"its weights don't fit its config.json: {kind.replace('_', ' ')}: {entries[0]}{more}")
     return model
+
+
+def _reason(error: Exception) -> str:
+    """What the library says; briefly where it goes on about everything else that works."""
+    said = one_line(error)
+    if "trust_remote_code" in said:
+        return "its configuration names code of its own (auto_map), which isn't run here; classes of transformers work"
+    strange = re.match(r"Unrecognized configuration class <class '(?:\w+\.)*(\w+)'>", said)
+    if strange:
+        return f"this version of transformers has no causal language model for {strange[1]}"
+    return said
 
 
 def _save_and_load(
@@ -201,6 +215,7 @@ def _save_and_load(
             write_tokenizer(tokenizer, hidden, getattr(model.config, "eos_token_id", None))
         if record is not None:
             write_json(hidden / "pruning.json", record)
+        _forget_code(hidden)
         loaded = load_causal_lm(hidden, model.dtype, like=model).to(model.device).eval()
         _check_shape(model, loaded, changed)
         check_same_weights(model, loaded, "the model loaded again")
@@ -226,6 +241,22 @@ def _check_shape(model: Any, loaded: Any, changed: dict[str, Any]) -> None:
         there = value_at(loaded.config, path)
         if there != value:
             raise LeadlineError(f"the configuration comes back with {path} = {there} instead of {value}")
+
+
+def _forget_code(folder: Path) -> None:
+    """Takes out what names code in the folder: none comes along, and who trusts it could load nothing."""
+    for name in ("config.json", "tokenizer_config.json"):
+        try:
+            content = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):  # what can't be read names nothing
+            continue
+        named = content.get("auto_map") if isinstance(content, dict) else None
+        if isinstance(named, dict):
+            # `owner/name--module.Class` lies elsewhere, and is still there.
+            content["auto_map"] = {key: value for key, value in named.items() if "--" in str(value)}
+            if not content["auto_map"]:
+                del content["auto_map"]
+            write_text(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _settle(folder: Path) -> None:

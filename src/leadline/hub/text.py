@@ -116,6 +116,7 @@ def heldout_batches(
     if batch_size < 1:
         raise UsageError(f"--batch-size {batch_size} must be at least 1")
     split.windows(context)
+    _check_context(opened, context)
     starts = _starts(split, context, stride, tokens)
     batches = []
     for first in range(0, len(starts), batch_size):
@@ -156,6 +157,7 @@ def training_batches(
     split = (data if isinstance(data, DataSet) else dataset_for(opened, data)).train
     context = default_context(opened) if context is None else context
     windows = min(max(1, tokens // context), split.windows(context))
+    _check_context(opened, context)
     size = min(batch_size, windows)
     loader = Loader(split, size, context, seed)
     batches = []
@@ -172,6 +174,26 @@ def begun(batch: Batch, begins: int | None) -> Batch:
         return batch
     first = torch.full_like(batch.tokens[:, :1], begins)
     return Batch(torch.cat((first, batch.tokens[:, :-1]), dim=1), batch.tokens.clone())
+
+
+def _check_context(opened: OpenedModel, context: int) -> None:
+    """Makes sure that a model runs on more tokens than it was made for: rotary ones do, those with a table don't.
+
+    Raises:
+        UsageError: it doesn't.
+    """
+    stack = opened.stack
+    if context <= stack.context:
+        return
+    tokens = torch.full((1, context), stack.vocab_size // 2, device=stack.device)
+    try:
+        with torch.no_grad():
+            stack.logits(tokens)
+    except (IndexError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"--context {context}: {type(stack.model).__name__} was made for {stack.context} tokens and doesn't run on "
+            f"more; 1 to {stack.context} work"
+        ) from error
 
 
 def _starts(split: Split, context: int, stride: int, tokens: int | None) -> list[int]:

@@ -54,13 +54,16 @@ def candidates(stack: Stack, kind: str) -> Candidates:
     """What of a stack can be cut.
 
     Raises:
-        UsageError: an unknown kind, or a block whose parameters are all another's, in a model that isn't Leadline's.
+        UsageError: an unknown kind, a model whose sublayers can't be told apart, or a block whose parameters
+            are all another's, in a model that isn't Leadline's.
     """
     if kind not in KINDS:
         raise UsageError(f"--unit {kind} is not known; {' and '.join(KINDS)} work")
     model = stack.model
     layers = model.config.block_layers if isinstance(model, Decoder) else tuple(range(stack.blocks))
     found: dict[tuple[int, str | None], list[Unit]] = {}
+    if not stack.units(kind):
+        raise UsageError("--unit sublayer: the sublayers of this model can't be told apart; --unit block works")
     for unit in stack.units(kind):
         found.setdefault((layers[unit.block], unit.sublayer), []).append(unit)
     for runs in found.values():

@@ -192,7 +192,12 @@ def _heal(smaller: Stack, data: DataSet, text: Text, healing: Healing, say: Say)
         say(f"healing: step {step} of {steps}, loss {loss:.4f}")
 
     heal(smaller, data.train, healing, told, begins=text.begins)
-    healed = quality(smaller, text)
+    try:
+        healed = quality(smaller, text)
+    except LeadlineError as error:
+        raise LeadlineError(
+            f"--heal-lr {healing.learning_rate:g} left a model whose held-out loss is no use; a lower one may do better"
+        ) from error
     return {**dataclasses.asdict(healed), "healing": {**dataclasses.asdict(healing), "steps": healing.steps}}
 
 

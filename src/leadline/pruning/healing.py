@@ -25,6 +25,9 @@ DECAY, CLIP = 0.1, 1.0
 OnStep = Callable[[int, int, float], None]
 """Told the step from 1, how many there are, and its loss."""
 
+HIGHEST_RATE = 1e3
+"""Of learning; any that is of use lies far below."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Healing:
@@ -50,9 +53,9 @@ class Healing:
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise UsageError(f"--heal-tokens {self.tokens} is too small; 1 or more work, such as 100k")
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+        if not 0 < self.learning_rate <= HIGHEST_RATE:
             raise UsageError(
-                f"--heal-lr {self.learning_rate:g} is out of range; it must be a finite number more than 0"
+                f"--heal-lr {self.learning_rate:g} is out of range; a number more than 0, to {HIGHEST_RATE:g}, works"
             )
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 from leadline.drawing.page import Cell, Column, Entry, Page, Table, TableRow, Tone
 from leadline.drawing.words import count, fixed, interval, plain
 from leadline.study.cascade_pictures import sections
-from leadline.study.cascade_verdict import quality
+from leadline.study.cascade_verdict import COVERAGE, quality
 from leadline.study.results import Judgement, facts
 
 Arm = Mapping[str, Any]
@@ -75,8 +75,8 @@ def _table(arms: Sequence[Arm], entries: Sequence[Entry], results: Mapping[str, 
         ],
         rows=[_row(arm, entry, len(results["seeds"])) for arm, entry in zip(arms, entries, strict=True)],
         notes="Loss: mean over seeds and 95 % interval; a difference is coloured where it is beyond noise. Speeds: "
-        "median of interleaved rounds and its 95 % interval. Training speeds are measured while other runs share the "
-        "machine.",
+        "median of interleaved rounds and its interval, coloured where that has 95 % and excludes no change. Training "
+        "speeds are measured while other runs share the machine.",
     )
 
 
@@ -126,12 +126,13 @@ def _change(ratio: Mapping[str, Any] | None, entry: Entry, *, more_is_better: bo
     if not ratio or entry.baseline:
         return "–"
     level = ratio["low"] <= 1 <= ratio["high"]
+    unsure = level or ratio["coverage"] < COVERAGE
     better = ratio["low"] > 1 if more_is_better else ratio["high"] < 1
     low, high = (fixed(100 * (ratio[key] - 1), 1, sign=True) for key in ("low", "high"))
     return Cell(
         text=f"{fixed(100 * (ratio['median'] - 1), 1, sign=True)} %",
         below="within noise" if level else f"{low} to {high}",
-        tone="plain" if level else ("better" if better else "worse"),
+        tone="plain" if unsure else ("better" if better else "worse"),
     )
 
 

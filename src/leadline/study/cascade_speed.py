@@ -104,8 +104,8 @@ def measure_speed(
         found: dict[str, Any] = {
             **asked,
             "method": f"{what_is_timed(torch.device(options.device), 'wall')} of greedy generation with a cache, "
-            f"{options.tokens} tokens a turn after a prompt of {options.prompt}, {threads} threads; interleaved "
-            f"rounds, {options.warm} of them to warm up",
+            f"{options.tokens} tokens a turn after a prompt of {options.prompt}, "
+            f"{threads} thread{'s' if threads > 1 else ''}; interleaved rounds, {options.warm} of them to warm up",
             "latency": _rounds(models, data, options, 1, say, "latency"),
             "throughput": _rounds(models, data, options, options.batch, say, "throughput"),
         }

@@ -131,6 +131,13 @@ def test_one_pair_of_several_seeds_is_unknown() -> None:
     assert "one pair: unknown" in words(render(results))
 
 
+def test_an_interval_without_zero_that_is_within_noise_says_why() -> None:
+    results = fixture.results(blocks=3)
+    results["designs"][2]["difference"].update(low=-0.15, high=-0.05, beyond_noise=False)
+    results["designs"][3]["difference"].update(low=-0.15, high=0.05, beyond_noise=False)
+    assert words(render(results)).count("no, as one of several") == 1
+
+
 def test_failed_and_partial_designs_show_their_error() -> None:
     results = fixture.results(failed="bhyt", blocks=3)
     results["designs"][1].update(status="partial", error="seed 2: the disk is full")

@@ -93,7 +93,8 @@ def _verdict(design: DesignValues, report: ReportValues) -> tuple[str, str]:
         why = "one seed" if len(report.seeds) <= 1 else "one pair" if pairs == 1 else "too few seeds"
         return f"{why}: unknown", "plain"
     if not design.beyond_noise:
-        return "no", "plain"
+        clear = (design.difference.low or 0.0) > 0 or (design.difference.high or 0.0) < 0
+        return "no, as one of several" if clear else "no", "plain"
     return ("yes, better", "better") if design.difference.mean < 0 else ("yes, worse", "worse")
 
 
