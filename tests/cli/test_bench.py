@@ -186,4 +186,6 @@ def test_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("action", ["models", "ops", "decode"])
 def test_help(action: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", action, "--help"]) == 0
-    assert f"Example: leadline bench {action}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"Example: leadline bench {action}" in out
+    assert "(default: )" not in out

@@ -109,6 +109,7 @@ def test_every_verb_helps_with_an_example(verb: str, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert f"usage: leadline {verb}" in out
     assert f"Example: leadline {verb}" in out
+    assert "(default: )" not in out
 
 
 @pytest.mark.parametrize("verb", VERBS)

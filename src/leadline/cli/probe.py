@@ -31,7 +31,11 @@ class Arguments:
     Example: leadline probe SmolLM2-135M --data sotu --parts activations,ablation --tokens 8k --out probe
     """
 
-    models: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]")]
+    models: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="MODEL [MODEL ...]", help_behavior_hint="(required)"),
+    ]
     """Folders: a run's, a saved model's, or a Hugging Face one."""
 
     out: Path

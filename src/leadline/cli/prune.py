@@ -30,7 +30,11 @@ class Arguments:
     Example: leadline prune runs/seed0 runs/seed1 runs/seed2 --sweep 0.1,0.2,0.3,0.5 --data sotu --out sweep
     """
 
-    model: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]")]
+    model: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="MODEL [MODEL ...]", help_behavior_hint="(required)"),
+    ]
     """A run's folder, a model's, or a Hugging Face one; for --sweep several that differ by seed."""
 
     criterion: str | None = None
