@@ -87,7 +87,7 @@ class Ops:
     Example: leadline bench ops --operators "depth attention" "mhc step" --dim 768 --json ops.json
     """
 
-    operators: tuple[str, ...] = ()
+    operators: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="")] = ()
     """Which ones, by name; all unless given."""
 
     tokens: int = 1024

@@ -28,7 +28,11 @@ class Prepare:
     Example: leadline data prepare books/ 'more/*.jsonl.gz' --tokenizer bpe:2048 --out data/books
     """
 
-    input: tyro.conf.Positional[tuple[str, ...]]
+    input: Annotated[
+        tuple[str, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="INPUT [INPUT ...]", help_behavior_hint="(required)"),
+    ]
     """Files, folders or quoted globs."""
     out: Path
     """The folder to write; it appears when it is complete."""
