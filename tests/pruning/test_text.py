@@ -12,7 +12,8 @@ from toy_stack import ToyStack
 from leadline.data import Batch, ByteTokenizer, DataSet, prepare
 from leadline.errors import LeadlineError, UsageError
 from leadline.hub.open import OpenedModel
-from leadline.hub.text import IGNORED, Text, heldout_batches
+from leadline.hub.text import Text, heldout_batches
+from leadline.probes.watch import IGNORED
 from leadline.pruning.text import Reading, quality
 from leadline.stacks import Unit
 

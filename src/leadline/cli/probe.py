@@ -174,12 +174,12 @@ class Progress:
         self.shown = False
 
     def __call__(self, name: str, parts: str, done: int, total: int) -> None:
-        """Tells of `done` batches of `total`."""
+        """Tells of `done` batches of `total`, or of `parts` alone where there is no total."""
         now = self.clock()
         if self.said is not None and now - self.said < (LIVE_SECONDS if self.live else PLAIN_SECONDS):
             return
         self.said = now
-        text = f"{name}: {parts}, batch {done} of {total}"
+        text = f"{name}: {parts}, batch {done} of {total}" if total else f"{name}: {parts}"
         if self.live:
             self.stream.write(f"\r\x1b[K{text}")
             self.shown = True

@@ -166,8 +166,9 @@ def _prune(arguments: Arguments) -> int:
         check_new(arguments.out)
     subject = open_subject(arguments.model[0], arguments.device, layers=arguments.layers)
     wish = wish_of(arguments, subject)
-    data = subject.data(arguments.data)
-    record = prune(subject, data, wish, arguments.out, Progress())
+    progress = Progress()
+    data = subject.data(arguments.data, progress)
+    record = prune(subject, data, wish, arguments.out, progress)
     print("\n".join(summary(record, arguments.out)))
     if arguments.json is not None:
         write_json(arguments.json, record)
@@ -210,7 +211,7 @@ def _sweep(arguments: Arguments) -> int:
     criteria = None if arguments.criteria is None else tuple(arguments.criteria.replace(" ", "").split(","))
     subjects = [open_subject(path, arguments.device, layers=arguments.layers) for path in arguments.model]
     for subject in subjects:  # each of them has to be of that text's tokens
-        data = subject.data(arguments.data)
+        data = subject.data(arguments.data, Progress())
     asked = dataclasses.replace(arguments, criterion="random", count=0)
     wish = SweepWish(ratios=ratios, base=wish_of(asked, subjects[0]), criteria=criteria, seeds=seeds, task=task)
     results = _swept(subjects, data, wish, arguments)

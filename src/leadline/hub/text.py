@@ -7,6 +7,7 @@ and every prediction counts. A perplexity depends on both numbers, so both stand
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,15 +19,15 @@ from leadline.data.dataset import is_dataset
 from leadline.data.named import NAMED, SOTU, cache_folder
 from leadline.errors import UsageError
 from leadline.hub.open import OpenedModel
-
-IGNORED = -100
-"""The target of a prediction that doesn't count: `F.cross_entropy` passes it by."""
+from leadline.probes.watch import IGNORED
 
 LONGEST_CONTEXT = 512
 """Of a measurement, unless one is given: models made for longer texts need much more time and memory. [ours]"""
 
 TEXT_HELDOUT = 0.1
 """The share of plain text files that is held out. [ours]"""
+
+ONCE = "putting the text into the model's tokens, which is kept for the next time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +52,13 @@ class Text:
     begins: int | None
 
 
-def dataset_for(opened: OpenedModel, data: str | Path) -> DataSet:
+def dataset_for(opened: OpenedModel, data: str | Path, say: Callable[[str], None] = lambda text: None) -> DataSet:
     """A data set in the model's own tokens.
 
     Args:
         data: `sotu`, a prepared folder whose tokenizer is the model's, or text files (.txt, .jsonl, .parquet; a file,
             a folder or a pattern). Speeches and files are tokenized once and kept in the cache.
+        say: told before that, which takes a while.
 
     Raises:
         UsageError: there is no such data, or it was prepared with another tokenizer.
@@ -67,7 +69,10 @@ def dataset_for(opened: OpenedModel, data: str | Path) -> DataSet:
         if tokenizer.name == "bytes":
             return resolve(SOTU)
         folder = cache_folder() / "data" / f"{SOTU}-{tokenizer.hash[:16]}"
-        return DataSet.open(folder) if is_dataset(folder) else fetch(SOTU, folder, tokenizer).open()
+        if is_dataset(folder):
+            return DataSet.open(folder)
+        say(ONCE)
+        return fetch(SOTU, folder, tokenizer).open()
     if str(data) in NAMED or is_dataset(Path(data)):
         found = resolve(data)
         found.require_tokenizer(tokenizer.hash, str(opened.path))
@@ -79,6 +84,7 @@ def dataset_for(opened: OpenedModel, data: str | Path) -> DataSet:
     folder = cache_folder() / "data" / f"text-{_hash(files.paths)}-{tokenizer.hash[:16]}"
     if is_dataset(folder):
         return DataSet.open(folder)
+    say(ONCE)
     return prepare_corpus(files, folder, tokenizer, heldout=TEXT_HELDOUT, existing="keep").open()
 
 

@@ -6,7 +6,7 @@ import copy
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,13 +60,16 @@ class Subject(ABC):
         """Predictions in a window, unless another number is given."""
         return default_context(self.opened)
 
-    def data(self, name: str) -> DataSet:
+    def data(self, name: str, say: Callable[[str], None] = lambda text: None) -> DataSet:
         """The data set called so, in that folder or made of those files, in this model's tokens.
+
+        Args:
+            say: told before text is tokenized, which takes a while.
 
         Raises:
             UsageError: there is none, or it was made with another tokenizer.
         """
-        return dataset_for(self.opened, name)
+        return dataset_for(self.opened, name, say)
 
     def heldout(self, data: DataSet, reading: Reading) -> Text:
         """The held-out text that perplexity is measured on."""

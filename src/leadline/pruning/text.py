@@ -18,8 +18,8 @@ from torch import Tensor
 
 from leadline.data import bits_per_byte
 from leadline.errors import LeadlineError, UsageError
-from leadline.hub.text import IGNORED, Text
-from leadline.probes.watch import measuring
+from leadline.hub.text import Text
+from leadline.probes.watch import IGNORED, measuring
 from leadline.stacks import Stack
 
 LARGEST_LOSS = 700.0

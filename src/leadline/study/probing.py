@@ -195,7 +195,7 @@ def _probe(
             f"--context {wish.context} is more than the {opened.stack.context} tokens that {path} was made for"
         )
     gradient = _gradient(path, opened.stack.model)
-    data = dataset_for(opened, wish.data)
+    data = dataset_for(opened, wish.data, lambda text: progress(text, 0, 0) if progress else None)
     text, fewer = (
         heldout_batches(opened, data, context=wish.context, tokens=tokens, batch_size=wish.batch_size)
         for tokens in (wish.tokens, min(wish.tokens, wish.removal_tokens))
