@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from leadline.cli.main import main
-from leadline.cli.train import Arguments, Pace, configuration, duration, progress
+from leadline.cli.train import Arguments, Pace, Progress, configuration, duration, progress
 from leadline.data import prepare
 from leadline.errors import UsageError
 from leadline.training import RunConfig
@@ -126,6 +126,27 @@ def test_the_time_left() -> None:
     assert pace.line(told(46)).startswith("step 46/100  1 min 48 s left  loss")
     assert pace.due(told(100), 5.0)
     assert pace.line(told(100)).startswith("step 100/100  0 s left")
+
+
+def test_a_long_evaluation_is_spoken_of() -> None:
+    now = 0.0
+    said: list[str] = []
+    progress = Progress(said.append, 5.0, lambda: now)
+    progress(told(41))
+    said.clear()
+    progress.evaluating(41, 2.0)
+    now = 4.0
+    progress.evaluating(41, 4.0)
+    assert not said
+    now = 6.0
+    progress.evaluating(41, 6.0)
+    now = 7.0
+    progress.evaluating(41, 7.0)
+    progress(told(42))
+    assert said == ["step 41  evaluating for 6 s  Ctrl-C takes effect after it"]
+    now = 12.0
+    progress(told(43))
+    assert said[1].startswith("step 43/100")
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.4, "0 s"), (59.4, "59 s"), (250, "4 min 10 s"), (7260, "2 h 1 min")])

@@ -210,3 +210,9 @@ def test_configurations_that_do_not_work_are_refused(changes, message):
 def test_images_that_do_not_fit_are_refused_with_those_that_do(shape):
     with pytest.raises(UsageError, match=r"it takes \(batch, 2, height, width\) with 4 pixels or more each way"):
         ResNet(TINY)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("number", [-1, 5])
+def test_a_block_to_skip_that_is_not_there_is_named(number, images):
+    with pytest.raises(UsageError, match=f"skip={number} is no block; this model has 0 to 4"):
+        lively()(images, skip={number})

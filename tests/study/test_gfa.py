@@ -276,6 +276,7 @@ def test_the_plan_has_what_each_arm_varies(dataset: DataSet) -> None:
         ({"images": "pictures", "arms": ("vanilla",)}, "--images pictures goes with the arm resnet50"),
         ({"images": "pictures", "arms": ("resnet50",)}, "--images pictures is no folder; digits, "),
         ({"repeat": "1x99999999999"}, "--repeat '1x99999999999' does not work; .* 2 to 1,000 times"),
+        ({"backend": "compiled", "device": "cuda:0"}, "--backend compiled can't run here: .* are on cuda; auto, lean"),
     ],
 )
 def test_wishes_that_cannot_work(dataset: DataSet, options: dict[str, Any], message: str) -> None:

@@ -208,11 +208,20 @@ def test_weights_decay_and_norms_and_biases_do_not():
         ({"weight_decay": -1.0}, "weight_decay=-1.0 must be 0 or more"),
         ({"warmup": 1.0}, "warmup=1.0 must be at least 0 and below 1"),
         ({"gradient_from": 21}, "gradient_from=21 is after the last of 20 steps"),
+        ({"gradient_from": 0}, "gradient_from=0 is too small; 1 or more work"),
+        ({"gradient_from": 3, "gradient_until": 2}, "gradient_from=3 is after gradient_until=2; no step counts"),
+        ({"seed": -1}, "seed=-1 is too small; 0 or more work"),
     ],
 )
 def test_options_that_do_not_work_are_named(changes, message):
     with pytest.raises(UsageError, match=message):
         dataclasses.replace(TINY, **changes)
+
+
+def test_a_device_that_is_not_here_leaves_no_folder(tmp_path):
+    with pytest.raises(UsageError, match="--device nowhere can't be used here"):
+        train_images(dataclasses.replace(TINY, device="nowhere"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_images_too_small_for_the_stem_say_what_works():

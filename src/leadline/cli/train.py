@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LIVE_SECONDS = 0.2
 PLAIN_SECONDS = 5.0
+EVALUATION_SECONDS = 3.0
+"""An evaluation that takes less is not spoken of."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,9 +181,9 @@ def run(arguments: Arguments) -> int:
     from leadline.training import train
 
     config = configuration(arguments)
-    with progress() as on_step:
+    with progress() as told:
         try:
-            summary = train(config, arguments.out, resume=arguments.resume, on_step=on_step)
+            summary = train(config, arguments.out, resume=arguments.resume, on_step=told, on_evaluation=told.evaluating)
         except KeyboardInterrupt:
             print(f"\nstopped; the same command goes on from the newest checkpoint in {arguments.out}", file=sys.stderr)
             raise
@@ -249,34 +251,43 @@ def _check_partners(arguments: Arguments) -> None:
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[[dict[str, Any]], None]]:
+def progress() -> Iterator[Progress]:
     """Gives what to call after each step. On standard error: one live line on a terminal, else a line now and then."""
     if not sys.stderr.isatty():
-        yield PlainProgress()
+        yield Progress(lambda line: print(line, file=sys.stderr, flush=True), PLAIN_SECONDS)
         return
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    pace = Pace()
     with Live(console=Console(stderr=True), auto_refresh=False) as live:
-
-        def on_step(told: dict[str, Any]) -> None:
-            if pace.due(told, LIVE_SECONDS):
-                live.update(Text(pace.line(told), no_wrap=True, overflow="ellipsis"), refresh=True)
-
-        yield on_step
+        yield Progress(
+            lambda line: live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True), LIVE_SECONDS
+        )
 
 
-class PlainProgress:
-    """A line every few seconds on standard error."""
+class Progress:
+    """Says how far a run is: a step's record, or that it evaluates, where that takes a while.
 
-    def __init__(self) -> None:
-        self.pace = Pace()
+    Args:
+        say: is given a line.
+        every: seconds between two lines.
+        clock: in seconds.
+    """
+
+    def __init__(self, say: Callable[[str], None], every: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.say, self.every = say, every
+        self.pace = Pace(clock)
 
     def __call__(self, told: dict[str, Any]) -> None:
-        if self.pace.due(told, PLAIN_SECONDS):
-            print(self.pace.line(told), file=sys.stderr, flush=True)
+        """After a step."""
+        if self.pace.due(told, self.every):
+            self.say(self.pace.line(told))
+
+    def evaluating(self, step: int, seconds: float) -> None:
+        """During the evaluation after step `step`, `seconds` since it began."""
+        if seconds >= EVALUATION_SECONDS and self.pace.passed(self.every):
+            self.say(f"step {step}  evaluating for {duration(seconds)}  Ctrl-C takes effect after it")
 
 
 class Pace:
@@ -293,10 +304,14 @@ class Pace:
 
     def due(self, told: dict[str, Any], every: float) -> bool:
         """Whether to say something of this step: the first, the last, and one in `every` seconds."""
-        now = self.clock()
         if self.first is None:
-            self.first = (now, told["step"])
-        if now - self.said < every and told["step"] < told["steps"]:
+            self.first = (self.clock(), told["step"])
+        return self.passed(0.0 if told["step"] == told["steps"] else every)
+
+    def passed(self, every: float) -> bool:
+        """Whether `every` seconds have passed since something was said; then something is said now."""
+        now = self.clock()
+        if now - self.said < every:
             return False
         self.said = now
         return True

@@ -81,11 +81,16 @@ class Tracker:
         return self.skipped + len(self.states)
 
     def seconds_left(self) -> float | None:
-        """The time until the last job ends, as the queue will be worked off; None before there is a speed."""
+        """The time until the last job ends, as the queue will be worked off.
+
+        None before there is a speed, and while a run measures longer than it should take.
+        """
         rate = self._rate(self.states.values())
         if rate is None:
             return None
         ends = [self._left(state, rate) for state in self.running]
+        if any(end < 0 for end in ends):
+            return None
         ends += [0.0] * max(0, self.slots - len(ends))
         waiting = sorted((s.job.cost for s in self.states.values() if s.began is None), reverse=True)
         for cost in waiting:
@@ -96,7 +101,7 @@ class Tracker:
     def _left(self, state: _State, rate: float) -> float:
         own = self._rate([state]) if state.share - state.first > 0.02 else None
         left = state.job.cost * (1 - state.share) / (own or rate)
-        return left if state.measuring is None else max(0.0, left - (self.clock() - state.measuring))
+        return left if state.measuring is None else left - (self.clock() - state.measuring)
 
     def _rate(self, states: Any) -> float | None:
         """Cost done in a second of one worker."""

@@ -175,6 +175,9 @@ class ResNet(nn.Module):
         Args:
             skip: the numbers of blocks whose branch is left out. Their shortcut stays, and in the first block of a
                 stage that is a projection with weights of its own: this is no removal of the whole block.
+
+        Raises:
+            UsageError: as `features`.
         """
         x = self.features(images, skip)
         logits: Tensor = self.fc(x.mean(dim=(2, 3)))
@@ -184,9 +187,12 @@ class ResNet(nn.Module):
         """What the last block leaves, (B, C, H, W).
 
         Raises:
-            UsageError: images of another number of channels, or too small.
+            UsageError: images of another number of channels, or too small; a number in `skip` that isn't there.
         """
         self._check(images)
+        for number in skip:
+            if not 0 <= number < self.config.blocks:
+                raise UsageError(f"skip={number} is no block; this model has 0 to {self.config.blocks - 1}")
         x = F.relu(self.bn1(self.conv1(images)))
         if self.config.stem == "imagenet":
             x = F.max_pool2d(x, 3, stride=2, padding=1)

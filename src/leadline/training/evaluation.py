@@ -34,6 +34,8 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
 
 
+OnBatch = Callable[[], None]
+
 LOGITS = 1 << 26
 """A pass whose logits are more numbers than this is cut into pieces, unless `loss_chunk` says how."""
 
@@ -47,32 +49,55 @@ def chunk_for(tokens: int, vocab_size: int, loss_chunk: int | None) -> int | Non
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, split: Split, *, batch_size: int, context: int, tokens: int, device: torch.device, precision: str
+    model: nn.Module,
+    split: Split,
+    *,
+    batch_size: int,
+    context: int,
+    tokens: int,
+    device: torch.device,
+    precision: str,
+    on_batch: OnBatch | None = None,
 ) -> Evaluation:
-    """The loss on at most `tokens` held-out tokens, spread over the split, the same ones every time."""
+    """The loss on at most `tokens` held-out tokens, spread over the split, the same ones every time.
+
+    Args:
+        on_batch: called after every batch, because there may be many.
+    """
 
     def losses(inputs: Tensor, targets: Tensor) -> list[Tensor]:
         return [loss_of(model(inputs), targets)]
 
     batches = evaluation_batches(split, batch_size, context, tokens)
-    (mean,) = _means(model, losses, batches, device, precision)
+    (mean,) = _means(model, losses, batches, device, precision, on_batch)
     return Evaluation(mean, bits_per_byte(mean, split.bytes_per_token))
 
 
 @torch.no_grad()
 def evaluate_exits(
-    model: Decoder, split: Split, *, batch_size: int, context: int, tokens: int, device: torch.device, precision: str
+    model: Decoder,
+    split: Split,
+    *,
+    batch_size: int,
+    context: int,
+    tokens: int,
+    device: torch.device,
+    precision: str,
+    on_batch: OnBatch | None = None,
 ) -> list[float]:
     """The same loss, in nats a token, if the model ended after each of its blocks; the last is that of `evaluate`.
 
     One pass through the stack, and one through the head for each block.
+
+    Args:
+        on_batch: as for `evaluate`.
     """
     blocks = range(len(model.blocks))
 
     def losses(inputs: Tensor, targets: Tensor) -> list[Tensor]:
         return [loss_of(model.logits(hidden), targets) for hidden in model.exits(inputs, blocks)]
 
-    return _means(model, losses, evaluation_batches(split, batch_size, context, tokens), device, precision)
+    return _means(model, losses, evaluation_batches(split, batch_size, context, tokens), device, precision, on_batch)
 
 
 def _means(
@@ -81,6 +106,7 @@ def _means(
     batches: Iterable[Batch],
     device: torch.device,
     precision: str,
+    on_batch: OnBatch | None,
 ) -> list[float]:
     """The means over all tokens of what `losses` gives for each batch, in evaluation mode."""
     training = model.training
@@ -93,5 +119,7 @@ def _means(
         size = batch.targets.numel()
         totals = [old + loss.item() * size for old, loss in zip(totals or [0.0] * len(found), found, strict=True)]
         count += size
+        if on_batch is not None:
+            on_batch()
     model.train(training)
     return [total / count for total in totals]

@@ -48,9 +48,17 @@ from leadline.training.tensorboard import Events, require_tensorboard
 SAVE_SECONDS = 600.0
 """Between checkpoints, where no number of steps is given."""
 OnStep = Callable[[dict[str, Any]], None]
+OnEvaluation = Callable[[int, float], None]
 
 
-def train(config: RunConfig, out: Path | str, *, resume: Resume = "newest", on_step: OnStep | None = None) -> Summary:
+def train(
+    config: RunConfig,
+    out: Path | str,
+    *,
+    resume: Resume = "newest",
+    on_step: OnStep | None = None,
+    on_evaluation: OnEvaluation | None = None,
+) -> Summary:
     """Trains one model, or goes on training it, in the folder `out`.
 
     Args:
@@ -59,6 +67,7 @@ def train(config: RunConfig, out: Path | str, *, resume: Resume = "newest", on_s
         resume: go on from the newest checkpoint of a run that is there, or from the one before it ("previous"), or
             take such a run for an error ("never").
         on_step: called with every step's record.
+        on_evaluation: called after every batch of an evaluation, with the step it follows and the seconds so far.
 
     Returns:
         The summary, also of a run that had ended before.
@@ -83,7 +92,7 @@ def train(config: RunConfig, out: Path | str, *, resume: Resume = "newest", on_s
     if (out / "summary.json").is_file() and resume != "previous":
         return read_summary(out / "summary.json")
     try:
-        return Trainer(run, out, on_step, resume=resume).train()
+        return Trainer(run, out, on_step, on_evaluation, resume=resume).train()
     except torch.OutOfMemoryError as error:
         raise LeadlineError(
             f"{config.device} has too little memory for this run; a larger --accumulation or --recompute needs less"
@@ -98,8 +107,16 @@ class Trainer:
         step: how many steps are done.
     """
 
-    def __init__(self, run: Run, out: Path, on_step: OnStep | None = None, *, resume: Resume = "newest") -> None:
-        self.run, self.out, self.on_step = run, out, on_step
+    def __init__(
+        self,
+        run: Run,
+        out: Path,
+        on_step: OnStep | None = None,
+        on_evaluation: OnEvaluation | None = None,
+        *,
+        resume: Resume = "newest",
+    ) -> None:
+        self.run, self.out, self.on_step, self.on_evaluation = run, out, on_step, on_evaluation
         config = run.config
         self.device = usable_device(config.device)
         keep_freed_memory()
@@ -262,13 +279,19 @@ class Trainer:
         self.depth_file.add(told)
 
     def _evaluate(self) -> Evaluation:
-        run = self.run
+        run, began = self.run, time.monotonic()
+
+        def on_batch() -> None:
+            if self.on_evaluation is not None:
+                self.on_evaluation(self.step, time.monotonic() - began)
+
         how: dict[str, Any] = {
             "batch_size": max(1, run.batch_size // run.config.accumulation),
             "context": run.context,
             "tokens": run.config.evaluate_tokens,
             "device": self.device,
             "precision": run.config.precision,
+            "on_batch": on_batch,
         }
         with eager_blocks(self.model):  # other sizes than a step's
             result = evaluate(self.model, run.data.heldout, **how)

@@ -34,6 +34,7 @@ class ImageRunConfig:
         checkpoint_every: steps; 0 saves at the end, and where the run is interrupted.
         keep: so many of the newest checkpoints.
         gradient_from, gradient_until: the steps whose gradients count, both included; all unless given.
+        seed: of the start, of the images' order and of their augmentation.
     """
 
     images: str = DIGITS
@@ -59,7 +60,7 @@ class ImageRunConfig:
 
     def __post_init__(self) -> None:
         whole = {"steps": 1, "batch_size": 2, "keep": 1, "gradient_every": 0, "checkpoint_every": 0}
-        for name, least in whole.items():
+        for name, least in {**whole, "gradient_from": 1, "seed": 0}.items():
             if getattr(self, name) < least:
                 raise UsageError(f"{name}={getattr(self, name)} is too small; {least} or more work")
         if self.evaluate_every is not None and self.evaluate_every < 1:
@@ -73,6 +74,10 @@ class ImageRunConfig:
                 raise UsageError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
         if self.gradient_from > self.steps:
             raise UsageError(f"gradient_from={self.gradient_from} is after the last of {self.steps} steps; none counts")
+        if self.gradient_until is not None and self.gradient_until < self.gradient_from:
+            raise UsageError(
+                f"gradient_from={self.gradient_from} is after gradient_until={self.gradient_until}; no step counts"
+            )
 
     def open_images(self) -> ImageSet:
         """The images. Raises what `resolve_images` raises."""

@@ -86,6 +86,7 @@ def train_images(config: ImageRunConfig, out: Path | str, *, on_step: OnStep | N
     """
     out = Path(out)
     images = config.open_images()
+    usable_device(config.device)
     claim(out, config, images)
     summary = out / "summary.json"
     if summary.is_file():
