@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,24 @@ def test_no_record_of_gradients(trained: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--criterion cfp: .* has no gradient.json, .*GradientShare"):
         prune(subject, subject.data(str(trained.data)), wish("cfp"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_record_of_another_model_or_a_damaged_one(trained: Any, tmp_path: Path) -> None:
+    run = shutil.copytree(trained(), tmp_path / "run")
+    record = json.loads((run / "gradient.json").read_text())
+    (run / "gradient.json").write_text(json.dumps(record | {"share": record["share"][:2]}))
+    subject = open_subject(run)
+    data = subject.data(str(trained.data))
+    wish = Wish(criterion="magnitude", amount=Amount(count=1), reading=READING)
+    # It is not taken along: what would be left of it is no record, which every later cut would stop at.
+    assert prune(subject, data, wish, tmp_path / "out")["gradient"] is None
+    assert not (tmp_path / "out" / "gradient.json").exists()
+    prune(open_subject(tmp_path / "out"), data, wish, tmp_path / "twice")
+    (run / "gradient.json").write_text("")
+    said: list[str] = []
+    with pytest.raises(LeadlineError, match=r"can't read .*gradient.json"):
+        prune(subject, data, wish, tmp_path / "none", said.append)
+    assert said == []
 
 
 def test_a_checkpoint_is_cut_by_its_own_record(trained: Any, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from leadline.pruning import sweep as sweeping
 from leadline.pruning.criteria import CRITERIA
 from leadline.pruning.report import headline, write_sweep
 from leadline.pruning.sweep import SweepWish, asked_of, sweep
-from leadline.pruning.sweep_memory import MEMORY_FILE, SweepMemory
+from leadline.pruning.sweep_memory import MEMORY_FILE, SweepMemory, check_sweep_folder
 from leadline.pruning.tasks import Question, Task
 
 READING = Reading(context=16, stride=16, tokens=64)
@@ -289,3 +289,26 @@ def test_errors_of_a_criterion_name_the_option_of_a_sweep(trained: Any, monkeypa
     monkeypatch.setattr("leadline.pruning.weighing.magnitude", lambda stack, kind: [float("nan")] * 4)
     with pytest.raises(LeadlineError, match=r"^--criteria magnitude gives nan for block 0"):
         sweep([subject], subject.data(str(trained.data)), wish(0.5, criteria=("magnitude",), seeds=(0,)))
+
+
+def test_a_changed_memory_is_damaged(trained: Any, tmp_path: Path) -> None:
+    subject = open_subject(trained())
+    data, path = subject.data(str(trained.data)), tmp_path / MEMORY_FILE
+    asked = wish(0.5, criteria=("magnitude",), seeds=(0,))
+    (tmp_path / f".{MEMORY_FILE}.1.partial").touch()
+    check_sweep_folder(tmp_path)  # a sweep that was killed in its first write goes on
+    found = sweep([subject], data, asked, memory=SweepMemory(asked_of([subject], data, asked), path))
+    assert [entry.name for entry in tmp_path.iterdir()] == [MEMORY_FILE]
+    kept = json.loads(path.read_text())
+    scores = next(name for name in kept["known"] if "scores by" in name)
+    for name, value in ((scores, {"scores": [1.0], "windows": None}), (next(iter(kept["known"])), None)):
+        path.write_text(json.dumps({**kept, "known": {**kept["known"], name: value}}))
+        with pytest.raises(LeadlineError, match="damaged: it holds other numbers than were written; remove it"):
+            SweepMemory(asked_of([subject], data, asked), path)
+    # What the error says helps, also beside the results of a sweep, and never those of anything else.
+    path.unlink()
+    write_sweep(found, tmp_path, "leadline prune")
+    check_sweep_folder(tmp_path)
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(UsageError, match="holds something already"):
+        check_sweep_folder(tmp_path)

@@ -104,6 +104,8 @@ def prune(
     if out is not None:
         check_new(out)
         subject.check_saving()
+    if subject.has_gradient:
+        subject.gradient()  # a damaged one is said now, not after minutes of measuring
     choice = choose(subject, data, wish, say)
     if out is not None:
         subject.check_cut(choice.units)

@@ -19,8 +19,10 @@ LISTS = {
 
 def kept_gradient(
     gradient: Mapping[str, Any], stack: Stack, found: Candidates, cut: Collection[Unit]
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """The record of the blocks and sublayers that are left, as `gradient.json` holds it; shares sum to one again.
+
+    None where the record is another model's: it says nothing of these blocks, and without their shares it is none.
 
     A block that repeats has one entry, as in the whole model's record. A block that lost one of its sublayers keeps
     that part of its share which the other one has of both (ours: the norm of what is left alone was not recorded).
@@ -52,6 +54,8 @@ def kept_gradient(
         if isinstance(values, list) and len(values) == len(whole[kind]):
             by_unit = dict(zip(whole[kind], values, strict=True))
             record[name] = _shares([_part(sublayers, unit, by_unit[unit], gone) for unit in left[kind]])
+    if "share" not in record:
+        return None
     record["parameters"] = {
         kind: [sum(_size(stack, Unit(run, unit.sublayer), gone) for run in runs[unit.block]) for unit in units]
         for kind, units in left.items()

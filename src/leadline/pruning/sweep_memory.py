@@ -2,11 +2,15 @@
 
 `sweep.json` holds `asked`, all that decides the numbers (models, text, options, versions), and `known`, each score and
 each loss under a name of its own, in which the model and, for cfp, the record of gradients stand as hashes. So what is
-known of a model stays right whichever models are beside it. It is written whole after every measurement.
+known of a model stays right whichever models are beside it. It is written whole after every measurement, with a hash of
+both, so that a number which was changed since is never taken for a measured one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +26,10 @@ from leadline.files import check_folder, check_writable, write_json
 MEMORY_FILE = "sweep.json"
 STUDY_FILE = "study.json"
 """A folder with this is a study's, whose results a sweep would overwrite."""
+WRITTEN = ("results.json", "report.html")
+"""What a sweep writes at its end."""
+PARTIAL = ".*.json.*.partial"
+"""What a sweep that was killed while it wrote leaves."""
 SHOWN = 4
 """Differences in an error."""
 T = TypeVar("T")
@@ -44,6 +52,10 @@ class SweepMemory:
         self.asked = _plain(asked)
         self.dropped: list[str] = []
         self._known: dict[str, Any] = {}
+        if path is not None:
+            for left in path.parent.glob(f".{path.name}.*.partial"):
+                with contextlib.suppress(OSError):
+                    left.unlink()
         if path is not None and path.is_file():
             kept = read_memory(path)
             self.dropped = differing(_but_models(kept["asked"]), _but_models(self.asked))
@@ -56,13 +68,14 @@ class SweepMemory:
             found = measure()
             self._known[name] = found
             if self.path is not None:
-                write_json(self.path, {"asked": self.asked, "known": self._known})
+                digest = _digest(self.asked, self._known)
+                write_json(self.path, {"asked": self.asked, "known": self._known, "digest": digest})
         value: T = self._known[name]
         return value
 
 
 def check_sweep_folder(out: Path, beside: Sequence[str] = ()) -> None:
-    """Makes sure that a folder can become a sweep's, or is one's.
+    """Makes sure that a folder can become a sweep's, or is one's: also one whose `sweep.json` was removed.
 
     Args:
         beside: names of files that don't count.
@@ -74,7 +87,7 @@ def check_sweep_folder(out: Path, beside: Sequence[str] = ()) -> None:
     check_folder(out, "--out")
     if (out / STUDY_FILE).is_file():
         raise UsageError(f"--out {out} holds a study, whose results would be lost; name a new or empty folder")
-    if not (out / MEMORY_FILE).is_file() and out.exists() and any(entry.name not in beside for entry in out.iterdir()):
+    if not (out / MEMORY_FILE).is_file() and out.exists() and not _holds_nothing_else(out, beside):
         raise UsageError(f"--out {out} holds something already; name a new or empty folder")
     check_writable(out, "--out")
 
@@ -106,6 +119,8 @@ def read_memory(path: Path) -> dict[str, Any]:
         raise LeadlineError(f"can't read {path}: {error}; remove it to measure anew") from error
     if not isinstance(content, dict) or not all(isinstance(content.get(name), dict) for name in ("asked", "known")):
         raise LeadlineError(f"{path} is damaged: it should hold `asked` and `known`; remove it to measure anew")
+    if content.get("digest") != _digest(content["asked"], content["known"]):
+        raise LeadlineError(f"{path} is damaged: it holds other numbers than were written; remove it to measure anew")
     return content
 
 
@@ -117,6 +132,26 @@ def versions(hugging_face: bool) -> dict[str, str]:
 
         found["transformers"] = transformers.__version__
     return found
+
+
+def _holds_nothing_else(out: Path, beside: Sequence[str]) -> bool:
+    """Whether all that is in a folder without `sweep.json` is of a sweep."""
+    own = {*beside, *(WRITTEN if _has_results(out) else ())}
+    return all(entry.name in own or fnmatch.fnmatch(entry.name, PARTIAL) for entry in out.iterdir())
+
+
+def _has_results(out: Path) -> bool:
+    """Whether `results.json` is a sweep's."""
+    try:
+        content = json.loads((out / WRITTEN[0]).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and {"seeds_are", "whole", "left_out"} <= content.keys()
+
+
+def _digest(asked: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    """SHA-256 of what the file holds; the order of keys doesn't count."""
+    return hashlib.sha256(json.dumps([asked, known], sort_keys=True).encode()).hexdigest()
 
 
 def _but_models(asked: Mapping[str, Any]) -> dict[str, Any]:
