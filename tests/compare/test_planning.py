@@ -87,6 +87,7 @@ def test_learning_rates_and_sweeps(dataset: DataSet) -> None:
         ({"batch_size": 0}, "--batch-size 0"),
         ({"evaluations": 0}, "--evaluations 0"),
         ({"context": 10**7}, "too short for one sequence"),
+        ({"backend": "compiled", "device": "cuda:0"}, "--backend compiled can't run here"),
     ],
 )
 def test_wrong_wishes(dataset: DataSet, change: dict[str, Any], message: str) -> None:

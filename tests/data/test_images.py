@@ -301,3 +301,25 @@ def test_what_is_not_there_is_told_with_what_works(tmp_path):
         resolve_images(str(tmp_path / "only"))
     with pytest.raises(UsageError, match="size=4 is out of range"):
         resolve_images("digits", size=4)
+
+
+def test_sixteen_bits_of_grey_keep_their_range(tmp_path):
+    """Pillow itself makes white of everything above 255."""
+    write_folder(tmp_path)
+    ramp = np.tile(np.array([0, 257 * 100, 65535], dtype=np.uint16).repeat(4), (12, 1))
+    for name in ("cat", "dog"):
+        for number in range(5):
+            Image.fromarray(ramp).save(tmp_path / name / f"{number}.png")
+    pixels = resolve_images(str(tmp_path), size=12).train.read(np.arange(1))
+    assert pixels[0, :, 6, [1, 5, 10]].tolist() == [[0] * 3, [100] * 3, [255] * 3]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_numbers_without_a_range_are_refused(tmp_path, dtype):
+    write_folder(tmp_path)
+    (tmp_path / "dog" / "0.png").unlink()
+    Image.fromarray(np.full((12, 12), 0.5).astype(dtype)).save(tmp_path / "dog" / "0.tiff")
+    images = resolve_images(str(tmp_path))
+    split = images.train if tmp_path / "dog" / "0.tiff" in images.train.paths else images.heldout
+    with pytest.raises(LeadlineError, match=r"can't read the image .*0\.tiff.*its mode [IF] says nothing of the range"):
+        split.read(np.arange(len(split.labels)))

@@ -156,6 +156,7 @@ def test_the_plan_solves_for_what_is_asked(dataset: DataSet) -> None:
         ({"batch_size": 0}, "--batch-size 0"),
         ({"heads": 5}, "heads=5 do not share dim=24"),
         ({"seeds": "0"}, "--seeds 0"),
+        ({"backend": "compiled", "device": "cuda:0"}, "--backend compiled can't run here"),
     ],
 )
 def test_wishes_that_cannot_work(dataset: DataSet, options: dict[str, Any], message: str) -> None:

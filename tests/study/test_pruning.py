@@ -31,6 +31,7 @@ from leadline.study.pruning import PruningWish, asked, judged, make_plan
         ({"normalised": True, "criteria": ("taylor",)}, "leave --normalised out"),
         ({"learning_rate": 0.0}, "--lr 0 is out of range"),
         ({"learning_rate": float("nan")}, "--lr nan is out of range"),
+        ({"backend": "compiled", "device": "cuda:0"}, "--backend compiled can't run here"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_trained(changes: dict, said: str) -> None:

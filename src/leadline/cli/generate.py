@@ -80,7 +80,7 @@ def run(arguments: Arguments) -> int:
     from leadline.files import write_json
     from leadline.models import ExitStatistics, stream_early, stream_tokens
     from leadline.ops import use_backend
-    from leadline.ops.choice import why_not
+    from leadline.ops.choice import check_backend
     from leadline.training.resolve import usable_device
 
     count = parse_count(arguments.tokens, "--tokens")
@@ -88,9 +88,7 @@ def run(arguments: Arguments) -> int:
         arguments.prompt.encode()
     except UnicodeEncodeError:
         raise UsageError("--prompt is not text: it holds bytes that are not UTF-8") from None
-    reason = why_not(arguments.backend, usable_device(arguments.device).type)
-    if reason is not None:
-        raise UsageError(f"--backend {arguments.backend} can't run here: {reason}; auto, lean and reference can")
+    check_backend(arguments.backend, usable_device(arguments.device).type)
     model, tokenizer = open_model(arguments.model, arguments.device)
     prompt = [int(token) for token in tokenizer.encode(arguments.prompt)] or [tokenizer.separator]
     exit = _early_exit(arguments, model)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from leadline.compare.plan import DesignPlan, Plan, Precision, parse_rates, parse_seeds, parse_sweep
 from leadline.errors import UsageError
-from leadline.ops.choice import Backend
+from leadline.ops.choice import Backend, check_backend
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
@@ -69,6 +69,7 @@ def make_plan(wish: Wish, data: DataSet) -> Plan:
             raise UsageError(f"{option} {value} is too small; 1 or more work")
     data.train.windows(shape.context)
     data.heldout.windows(shape.context)
+    check_backend(wish.backend, wish.device.partition(":")[0])
     designs, baseline = _designs(wish)
     seeds = parse_seeds(wish.seeds)
     rates = _rates(wish.rates, designs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -179,10 +180,27 @@ class ImageFiles:
 
         try:
             with Image.open(path) as image:
-                fitted = ImageOps.fit(image.convert("RGB"), (self.size, self.size), Image.Resampling.BILINEAR)
+                fitted = ImageOps.fit(_as_rgb(image), (self.size, self.size), Image.Resampling.BILINEAR)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise LeadlineError(f"can't read the image {path}: {error}") from error
         return np.asarray(fitted, dtype=np.uint8).transpose(2, 0, 1)
+
+
+def _as_rgb(image: Any) -> Any:
+    """A Pillow image with 8 bits a channel.
+
+    Pillow itself would clip 16 bits of grey to white, and numbers without a range to black or white.
+
+    Raises:
+        ValueError: its numbers have no range.
+    """
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError(f"its mode {image.mode} says nothing of the range; 8 or 16 bits a channel work")
+    return image.convert("RGB")
 
 
 def image_folder(folder: Path, size: int) -> ImageSet:

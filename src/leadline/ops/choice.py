@@ -79,6 +79,13 @@ def why_not(backend: Backend, device: str) -> str | None:
     return None
 
 
+def check_backend(backend: Backend, device: str) -> None:
+    """Raises UsageError where `--backend` names one that can't run on a kind of device ("cpu", "cuda", ...)."""
+    reason = why_not(backend, device)
+    if reason is not None:
+        raise UsageError(f"--backend {backend} can't run here: {reason}; auto, lean and reference can")
+
+
 def _automatic(like: Tensor) -> Implementation:
     if not like.is_cuda:
         return "lean"

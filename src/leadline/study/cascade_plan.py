@@ -21,7 +21,7 @@ from leadline.designs import (
 )
 from leadline.designs.equal import By
 from leadline.errors import UsageError
-from leadline.ops.choice import Backend
+from leadline.ops.choice import Backend, check_backend
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
@@ -129,6 +129,7 @@ def make_plan(wish: CascadeWish, data: DataSet) -> CascadePlan:
             raise UsageError(f"{option} {value} is too small; 1 or more work")
     data.train.windows(shape.context)
     data.heldout.windows(shape.context)
+    check_backend(wish.backend, wish.device.partition(":")[0])
     designs = _designs(wish)
     rates = parse_rates(wish.rates, [design.name for design in designs])
     batch_tokens = batch_size * shape.context

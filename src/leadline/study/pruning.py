@@ -17,7 +17,7 @@ from leadline.compare.plan import Precision, parse_seeds
 from leadline.compare.results import INSTALL, finite
 from leadline.designs import count_flops, preset_named, resolve, settings
 from leadline.errors import LeadlineError, UsageError
-from leadline.ops.choice import Backend
+from leadline.ops.choice import Backend, check_backend
 from leadline.pruning import Amount, Reading, Wish, open_subject
 from leadline.pruning.report import headline, page
 from leadline.pruning.select import number_to_cut
@@ -124,6 +124,7 @@ def make_plan(wish: PruningWish, data: DataSet) -> PruningPlan:
     rate = settings(design, preset).learning_rate if wish.learning_rate is None else wish.learning_rate
     if not 0 < rate < math.inf:
         raise UsageError(f"--lr {rate:g} is out of range; it must be a finite number more than 0")
+    check_backend(wish.backend, wish.device.partition(":")[0])
     blocks = preset.blocks if wish.blocks is None else wish.blocks
     shape = {} if blocks == preset.blocks else {"blocks": blocks}
     full = dataclasses.replace(preset.shape, blocks=blocks)

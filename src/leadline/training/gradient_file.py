@@ -80,7 +80,7 @@ def load_gradient(folder: Path | str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise LeadlineError(f"can't read {path}: {error}") from error
+        raise LeadlineError(f"can't read {path}: {error}; remove it to go on without a record") from error
     if not isinstance(content, dict) or not isinstance(content.get("share"), list):
         raise LeadlineError(f"{path} is damaged: it should hold an object with a list `share`")
     for name in SHARES:

@@ -19,7 +19,7 @@ from leadline.files import write_json
 from leadline.models import Decoder
 from leadline.models.compiling import eager_blocks
 from leadline.ops import use_backend
-from leadline.ops.choice import why_not
+from leadline.ops.choice import check_backend
 from leadline.probes import DepthRecord
 from leadline.training.checkpoint import (
     Resume,
@@ -81,9 +81,7 @@ def train(
     run = decide(config)
     if resume == "never" and (out / RUN_FILE).exists():
         raise UsageError(f"--resume never: --out {out} holds a run already; continue it, or name another folder")
-    reason = why_not(config.backend, usable_device(config.device).type)
-    if reason is not None:
-        raise UsageError(f"--backend {config.backend} can't run here: {reason}; auto, lean and reference can")
+    check_backend(config.backend, usable_device(config.device).type)
     if config.tensorboard:
         require_tensorboard()
     if resume == "previous":

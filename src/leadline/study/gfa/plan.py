@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from leadline.compare.plan import Precision, parse_rates, parse_seeds
 from leadline.designs import preset_named, resolve
 from leadline.errors import UsageError
-from leadline.ops.choice import Backend, why_not
+from leadline.ops.choice import Backend, check_backend
 from leadline.study.gfa.arm import ArmPlan
 from leadline.study.gfa.registry import chosen
 
@@ -103,9 +103,7 @@ def make_plan(wish: GfaWish, data: DataSet) -> GfaPlan:
     seeds = parse_seeds(wish.seeds)
     kinds = chosen(wish.arms)
     if any(kind.loss_per == "byte" for kind in kinds):  # a backend does not reach the images
-        reason = why_not(wish.backend, wish.device.partition(":")[0])
-        if reason is not None:
-            raise UsageError(f"--backend {wish.backend} can't run here: {reason}; auto, lean and reference can")
+        check_backend(wish.backend, wish.device.partition(":")[0])
     if wish.images != GfaWish.images and all(kind.loss_per == "byte" for kind in kinds):
         raise UsageError(f"--images {wish.images} goes with the arm resnet50, which is not among --arms")
     wish = _filled(wish)
