@@ -97,3 +97,7 @@ def test_the_rate_rises_then_falls_to_a_tenth() -> None:
 def test_values_that_do_not_work(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         healing(**options)
+
+
+def test_one_token_is_one_step() -> None:
+    assert healing(tokens=1).steps == 1

@@ -77,3 +77,7 @@ def test_two_models(saved: Any) -> None:
 def test_values_that_do_not_work(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         Timing(**options)
+
+
+def test_the_least_that_works() -> None:
+    assert Timing(batch_sizes=(1,), prompt=1, tokens=1, rounds=1, warm=1).batch_sizes == (1,)
