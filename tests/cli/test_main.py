@@ -112,6 +112,11 @@ def test_every_verb_helps_with_an_example(verb: str, capsys: pytest.CaptureFixtu
     assert "(default: )" not in out
 
 
+def test_help_below_a_verb_shows_no_empty_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "prepare", "--help"]) == 0
+    assert "(default: )" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_refuses_what_it_does_not_know(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "--no-such-option", "1"]) == 2

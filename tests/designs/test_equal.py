@@ -79,7 +79,7 @@ def test_what_cannot_be_equal_is_an_error_that_names_what_can() -> None:
     with pytest.raises(UsageError, match=r"18 blocks, is \+1\.8% off.*--by tokens and --by depth\+tokens work"):
         solved("cascade-a2", "depth")
     with pytest.raises(UsageError, match="--by flops is not known; tokens, depth"):
-        solved("cascade-a2", "flops")  # type: ignore[arg-type]
+        solved("cascade-a2", "flops")
     with pytest.raises(UsageError, match="at least 1"):
         solved("cascade-a2", "tokens", dataclasses.replace(REFERENCE, tokens=0))
 

@@ -35,7 +35,7 @@ def drawings(picture: Picture | None) -> list[dict[str, str | None]]:
 
 def lines(*panels: Panel, **more: object) -> Picture | None:
     more = {"axis": "RMS", "tip": "{name} {x} {part}: {y}", **more}
-    return over_blocks(panels, **WORDS, **more)  # type: ignore[arg-type]
+    return over_blocks(panels, **WORDS, **more)
 
 
 def test_lines_of_models_of_different_depth_share_an_axis() -> None:

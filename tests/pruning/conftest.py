@@ -52,7 +52,7 @@ def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
             made[design, seed] = out
         return made[design, seed]
 
-    run.data = text  # type: ignore[attr-defined]
+    run.data = text
     return run
 
 

@@ -23,7 +23,7 @@ def stack(*matrices: torch.Tensor, sublayers: int = 1) -> ToyStack:
 
 
 def scores(criterion: str, toy: ToyStack, kind: str = "block", **more: object) -> tuple[float, ...]:
-    return rank(criterion, kind, Evidence(stack=toy, batches=rows([0, 1, 1], [1, 0, 1]), **more)).scores  # type: ignore[arg-type]
+    return rank(criterion, kind, Evidence(stack=toy, batches=rows([0, 1, 1], [1, 0, 1]), **more)).scores
 
 
 def test_similarity_is_one_minus_the_cosine() -> None:
@@ -41,12 +41,12 @@ def test_similarity_of_sublayers_needs_an_additive_stream() -> None:
     toy = stack(QUARTER, EYE, sublayers=2)
     watching = toy.watching
 
-    def told_otherwise(watcher):  # type: ignore[no-untyped-def]
+    def told_otherwise(watcher):
         block = watcher.on_block
         watcher.on_block = lambda index, before, after: block(index, before, 3 * after)
         return watching(watcher)
 
-    toy.watching = told_otherwise  # type: ignore[method-assign]
+    toy.watching = told_otherwise
     with pytest.raises(UsageError, match="--unit block works"):
         scores("similarity", toy, "sublayer")
 

@@ -161,13 +161,13 @@ def test_nothing_is_left_behind(broken: str, trained: Any, tmp_path: Path, monke
     def damaged(folder: Path) -> Decoder:
         model = load(folder)
         with torch.no_grad():
-            model.blocks[0].mlp.down.weight.mul_(1.01)  # type: ignore[union-attr]
+            model.blocks[0].mlp.down.weight.mul_(1.01)
         return model
 
     def forgetful(folder: Path) -> Decoder:
         model = load(folder)
         forward = model.forward
-        model.forward = lambda tokens, **more: forward(tokens)  # type: ignore[method-assign,assignment]
+        model.forward = lambda tokens, **more: forward(tokens)
         return model
 
     def stopped(folder: Path) -> Decoder:

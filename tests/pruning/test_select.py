@@ -89,7 +89,7 @@ def test_a_ratio_is_rounded_to_the_nearest(ratio: float, units: int, count: int)
 )
 def test_more_than_there_is(amount: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        number_to_cut(Amount(**amount), 24, 20, "block")  # type: ignore[arg-type]
+        number_to_cut(Amount(**amount), 24, 20, "block")
 
 
 @pytest.mark.parametrize("units", [2, 3, 4, 24, 101, 1000])
@@ -115,7 +115,7 @@ def test_the_ratio_that_is_named_works(units: int) -> None:
 )
 def test_amounts_that_say_nothing(options: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Amount(**options)  # type: ignore[arg-type]
+        Amount(**options)
 
 
 def test_protected_ends() -> None:

@@ -79,5 +79,5 @@ def test_a_gap_of_stability() -> None:
     assert better.mean == pytest.approx(19 / 18)
     error = (3 / 4 * (3 * (4 / 3 - 19 / 18) ** 2 + (2 / 9 - 19 / 18) ** 2)) ** 0.5
     assert better.low == pytest.approx(19 / 18 - 3.182446 * error, rel=1e-6)
-    assert stability_gap([UP, UP], [UP, DOWN]).beyond_noise is None  # type: ignore[union-attr]
+    assert stability_gap([UP, UP], [UP, DOWN]).beyond_noise is None
     assert stability_gap([UP, UP], [[1.0] * 4, [1.0] * 4]) is None

@@ -69,7 +69,7 @@ def test_a_loss_that_is_no_use(scale: float) -> None:
 )
 def test_readings_that_do_not_work(options: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Reading(**options)  # type: ignore[arg-type]
+        Reading(**options)
 
 
 def test_the_stride_is_told_and_matters(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def worker(kind: str, rank: int, out: Path) -> None:
     (out / f"{rank}.json").write_text(json.dumps(report))
     while not all((out / f"{other}.json").exists() for other in range(RANKS)):
         time.sleep(0.05)
-    # PyTorch's own end of DDP waits for ever about once in fifty times where a rank has already left.
+    # PyTorch's own end of DDP waits for ever at times where a rank has already left.
     os._exit(0)
 
 

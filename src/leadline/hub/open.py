@@ -150,7 +150,7 @@ def _load_hugging_face(path: Path, dtype: torch.dtype | None) -> Any:
             )
         raise UsageError(f"there are no weights (*.safetensors) in {path}")
     try:
-        import transformers  # noqa: F401 (only whether it is there)
+        import transformers  # noqa: F401 (whether it is there, before anything is read)
     except ImportError as error:
         raise LeadlineError('Hugging Face models need the package transformers: pip install "leadline[hf]"') from error
     try:
@@ -171,7 +171,7 @@ def _stored_dtype(path: Path, config: dict[str, Any]) -> torch.dtype:
     for file in path.glob("*.safetensors"):
         # What is damaged is for the loading to say.
         with contextlib.suppress(safetensors.SafetensorError, OSError), safetensors.safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (no dictionary)
+            for name in tensors.keys():  # noqa: SIM118 (a file's handle: it has keys, but can't be iterated)
                 part = tensors.get_slice(name)
                 dtype = STORED.get(part.get_dtype())
                 if dtype is not None:

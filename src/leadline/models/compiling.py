@@ -85,7 +85,7 @@ def compile_blocks(model: Decoder, *, backend: str | Callable[..., Any] = "induc
     kinds: dict[str, Kind] = {}
     for block in cast(list[Block], list(model.blocks)):
         kind = kinds.setdefault(kind_of(block), Kind(backend))
-        block.forward = CompiledForward(block, kind)  # type: ignore[method-assign]  # of this block alone
+        block.forward = CompiledForward(block, kind)  # type: ignore[method-assign]  # this block's alone; its hooks stay
     return len(kinds)
 
 
