@@ -119,6 +119,26 @@ def test_batches_of_its_own_and_progress() -> None:
     assert said == [*expected, *[("gradients", n, 3) for n in (1, 2, 3)], ("ablation", 1, 1)]
 
 
+def test_a_loader_is_read_as_a_list_is() -> None:
+    """It has a length and begins anew, and no more than its parts ask for is made."""
+    made: list[int] = []
+
+    class Loader:
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Iterator[Batch]:
+            for number, batch in enumerate(rows([0, 1], [2], [3])):
+                made.append(number)
+                yield batch
+
+    stack = ToyStack(torch.eye(4), [torch.eye(4)] * 2)
+    loader: Any = Loader()
+    found = measure_stack(stack, loader, parts=["activations", "lens"])
+    assert found == measure_stack(stack, rows([0, 1], [2], [3]), parts=["activations", "lens"])
+    assert made == [0, 0, 1, 2], "the first once more, to see what a batch is"
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_batches_are_a_list_of_what_has_tokens_and_targets(apart: bool) -> None:
     stack = ToyStack(torch.eye(4), [torch.eye(4)])

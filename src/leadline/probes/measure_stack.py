@@ -62,8 +62,9 @@ constant, the ratio to an update of zero). "per sublayer" is a list for each blo
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from leadline.errors import UsageError, did_you_mean
@@ -183,9 +184,10 @@ def _check(parts: Collection[str]) -> None:
 
 
 def _check_batches(batches: Any) -> None:
-    if not isinstance(batches, Sequence):
+    """The first one stands for all: a loader may have to make each of them."""
+    if isinstance(batches, Iterator) or not hasattr(batches, "__len__"):
         raise UsageError(f"batches is a {type(batches).__name__}, which can be read once; a list of batches works")
-    for batch in batches:
+    for batch in itertools.islice(batches, 1):
         if not (hasattr(batch, "tokens") and hasattr(batch, "targets")):
             raise UsageError(
                 f"a batch is a {type(batch).__name__}; what has tokens and targets, such as leadline.data.Batch, works"
