@@ -235,7 +235,7 @@ def test_its_state_survives_json() -> None:
     for seed in range(3):
         fill(model, seed)
         one.add(one.measure())
-    two.load(json.loads(json.dumps(one.state())))
+    two.load(json.loads(json.dumps(one.state())), one.norms())
     fill(model, 9)
     for share in (one, two):
         share.add(share.measure())

@@ -10,6 +10,7 @@ from leadline.errors import LeadlineError, UsageError
 from leadline.files import write_json
 from leadline.training.checkpoint import FOLDER, checkpoints
 from leadline.training.checkpoint import GRADIENT as GRADIENT
+from leadline.training.gradient_steps import StepNorms
 
 SHARES = ("share", "sublayer_share", "share_per_parameter", "sublayer_share_per_parameter")
 """Its lists of shares, one for each block or sublayer."""
@@ -18,8 +19,8 @@ LARGEST = 1e12
 """Shares add up to 1; those of another's record may not, but this is no share."""
 
 
-def write_gradient(folder: Path | str, report: dict[str, Any]) -> Path:
-    """Writes `gradient.json` into a folder, which is made if need be.
+def write_gradient(folder: Path | str, report: dict[str, Any], norms: StepNorms | None = None) -> Path:
+    """Writes `gradient.json`, and every step's norms beside it, into a folder, which is made if need be.
 
     Raises:
         LeadlineError: it can't be written.
@@ -28,6 +29,8 @@ def write_gradient(folder: Path | str, report: dict[str, Any]) -> Path:
     try:
         for left in path.parent.glob(f".{GRADIENT}.*.partial"):  # of a run that was killed while it wrote
             left.unlink(missing_ok=True)
+        if norms is not None:
+            norms.save(path.parent)
         write_json(path, report)
     except OSError as error:
         raise LeadlineError(f"can't write {path}: {error.strerror or error}") from error
