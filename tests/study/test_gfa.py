@@ -25,6 +25,7 @@ from leadline.data import DataSet, prepare
 from leadline.errors import UsageError
 from leadline.files import write_json
 from leadline.probes import TokenBatch, ablation
+from leadline.probes.correlation import KINDS
 from leadline.stacks import stack_of
 from leadline.study.gfa import GfaWish, experiment, make_plan, statistics
 from leadline.study.gfa.estimate import estimate_words
@@ -33,16 +34,17 @@ from leadline.study.gfa.measure import block_delta
 from leadline.study.gfa.page import make_page
 from leadline.study.gfa.registry import ARMS
 from leadline.study.gfa.statistics import (
-    coefficients,
+    coefficient,
     correlation,
     late,
     late_count,
     over_seeds,
     paired,
-    share_when_present,
 )
-from leadline.study.gfa.verdict import judge, restored, rho_words, support
+from leadline.study.gfa.verdict import judge, restored
+from leadline.study.gfa.verdict_fan_in import rho_words, support
 from leadline.training import load_model
+from leadline.training.gradient_steps import DEFINITIONS
 
 TEXT = "the depth of a line is what the lead finds when the rope runs out and no more can be let down"
 SMALL = "--blocks 4 --context 16 --batch-size 2 --steps 6 --repeat 2x2 --evaluate-tokens 64 --ablation-tokens 128"
@@ -136,6 +138,7 @@ def test_the_report_says_what_was_found(studied: Path) -> None:
     page, results = (studied / "report.html").read_text(encoding="utf-8"), read(studied)
     assert results["headline"] in page
     assert [judgement["claim"].split(":")[0] for judgement in results["judgements"]] == [
+        "G1 for vanilla",
         "G1 for vanilla",
         "G2 for repeated",
     ]
@@ -314,13 +317,13 @@ def test_the_command_line_repeats_what_was_asked() -> None:
 def test_coefficients_are_scipys_with_ties() -> None:
     random_ = np.random.default_rng(0)
     x, y = random_.integers(0, 4, (5, 9)).astype(float), random_.integers(0, 4, (5, 9)).astype(float)
-    found = coefficients(x, y)
+    found = {kind: coefficient(kind, x, y) for kind in KINDS}
     for row in range(5):
         assert found["pearson"][row] == pytest.approx(stats.pearsonr(x[row], y[row]).statistic)
         assert found["spearman"][row] == pytest.approx(stats.spearmanr(x[row], y[row]).statistic)
         assert found["kendall"][row] == pytest.approx(stats.kendalltau(x[row], y[row]).statistic)
-    constant = coefficients(np.full((1, 3), 0.1), np.array([[1.0, 2.0, 4.0]]))
-    assert all(np.isnan(constant[kind][0]) for kind in ("pearson", "spearman", "kendall"))
+    for kind in KINDS:
+        assert np.isnan(coefficient(kind, np.full((1, 3), 0.1), np.array([[1.0, 2.0, 4.0]]))[0])
 
 
 def rows(seeds: int, of_block: Any, blocks: int = 12) -> list[list[float]]:
@@ -411,14 +414,6 @@ def test_late_importance() -> None:
     assert paired({0: 1.0}, {1: 1.0}) is None
 
 
-def test_the_share_for_each_step_in_which_a_block_took_part() -> None:
-    assert share_when_present([0.5, 0.3, 0.2], 10, [0, 0, 0]) is None
-    # Norms 5, 3 and 1 a step, the last in half of the steps: sums 50, 30 and 5.
-    found = share_when_present([50 / 85, 30 / 85, 5 / 85], 10, [0, 0, 5])
-    assert found == pytest.approx([5 / 9, 3 / 9, 1 / 9])
-    assert share_when_present([1.0, None], 4, [0, 4]) == [1.0, None]
-
-
 def test_importance_is_restored_or_not_or_undecided() -> None:
     def over(low: float | None, high: float | None, mean: float = 0.0) -> dict[str, Any]:
         return {"mean": mean, "low": low, "high": high}
@@ -452,7 +447,11 @@ def made(name: str, share: Any, delta: Any, seeds: int = 3, **more: Any) -> dict
         "control": ARMS[name].control,
         "status": "ok",
         "error": None,
+        "blocks": 12,
         "correlations": found,
+        "definitions": dict.fromkeys(DEFINITIONS, found),
+        "phases": [],
+        "fits": {},
         "first_share": 0.3,
         "late": dict.fromkeys(("third", "rest", "last", "single"), late_),
         "against": None,
@@ -513,7 +512,7 @@ def test_g1_also_says_what_blocks_got_while_they_were_there() -> None:
     arm["correlations"]["share_delta_when_present"] = correlation(noise, rows(3, falling))
     said = judge([arm], 3, 4).judgements[0]
     rho = rho_words(arm["correlations"]["share_fan_in"])
-    assert f"For each step in which a block took part, the share's Spearman is {rho} with fan-in" in said.evidence
+    assert f"For each step in which a block took part, the sum's Spearman is {rho} with fan-in" in said.evidence
     assert "within noise with ablation importance" in said.evidence
 
 
@@ -554,7 +553,7 @@ def test_g1_does_not_rest_on_dropped_steps() -> None:
         arm["correlations"][f"share_{other}_when_present"] = correlation(noise, rows(3, falling))
     said = judge([arm], 3, 4).judgements[0]
     assert said.outcome == "open"
-    assert "It follows fan-in: undecided" in said.evidence
+    assert "By sum it is open" in said.evidence
 
 
 def test_g2_fails_where_equalising_restores_and_repeating_does_not() -> None:
@@ -600,6 +599,7 @@ def test_a_page_without_any_finished_run_is_a_page(studied: Path) -> None:
     results = read(studied)
     for arm in results["arms"]:
         arm.update(status="failed", error="no memory", correlations=None, late=None, against=None, curve=None)
+        arm.update(experiment.NOTHING)
         arm.update(runs=[None, None], bits_per_byte=None, loss=None, first_share=None, tokens_per_second=None)
     judged = judge(results["arms"], 2, 2)
     assert [judgement.outcome for judgement in judged.judgements] == ["open", "open"]

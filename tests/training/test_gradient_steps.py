@@ -125,3 +125,11 @@ def test_a_file_that_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
     norms()._replace(total=np.zeros(2, np.float32)).save(tmp_path)
     with pytest.raises(LeadlineError, match="do not fit"):
         load_norms(tmp_path)
+
+
+def test_the_share_for_each_step_in_which_a_block_took_part() -> None:
+    # Norms 5, 3 and 1 a step, the last in half of the steps.
+    rows = np.array([[5, 3, 1], [5, 3, np.nan]] * 5, np.float32)
+    kept = StepNorms(np.arange(1, 11), np.ones(10, np.float32), rows, rows)
+    assert shares(kept, "sum") == pytest.approx([50 / 85, 30 / 85, 5 / 85])
+    assert shares(kept, "sum", when_present=True) == pytest.approx([5 / 9, 3 / 9, 1 / 9])

@@ -59,7 +59,7 @@ class StepNorms(NamedTuple):
         Raises:
             LeadlineError: it can't be written.
         """
-        content = {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in self._asdict().items()}
+        content = {name: torch.from_numpy(part.copy()) for name, part in self._asdict().items()}
         try:
             write_tensors(folder / NORMS, content)
         except (OSError, SafetensorError) as error:
@@ -109,6 +109,7 @@ def shares(
     unit: Literal["block", "sublayer"] = "block",
     clip: float | None = None,
     warmup: int = 0,
+    when_present: bool = False,
 ) -> list[Share]:
     """The share of the gradient that each block or sublayer received, by one definition.
 
@@ -116,6 +117,8 @@ def shares(
         norms: of the steps that count; steps that are not finite count nothing.
         clip: the norm that training clipped to; None where it did not, and `clipped` is `sum`.
         warmup: steps in which the learning rate rises.
+        when_present: divide each unit's sum by the number of steps in which it had a gradient. Training that drops
+            blocks gives these less gradient by dropping them alone; this takes that out.
 
     Returns:
         One for each unit, adding up to 1; None for a unit without a gradient in any step that counts.
@@ -127,7 +130,10 @@ def shares(
     if definition == "mean-of-shares":
         whole = np.nansum(rows, axis=1, keepdims=True)
         rows /= np.where(whole > 0, whole, 1.0)
-    never, sums = np.isnan(rows).all(axis=0), np.nansum(rows, axis=0)
+    times = (~np.isnan(rows)).sum(axis=0)
+    never, sums = times == 0, np.nansum(rows, axis=0)
+    if when_present:
+        sums /= np.maximum(times, 1)
     return share_of([None if none else float(value) for value, none in zip(sums, never, strict=True)])
 
 

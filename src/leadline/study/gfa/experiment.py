@@ -14,7 +14,9 @@ arms                             one each, in order:
     runs                         one a seed; null where it failed:
         seed, folder, loss (of the text that ΔM is on)
         share, share_per_parameter, sublayer_share      ḡ, also for norms over √parameters; raw gradients
-        share_when_present       ḡ for each step in which a block took part; null where all did in all steps
+        definitions              ḡ by each definition's name (`leadline.training.gradient_steps`)
+        definitions_when_present  the same for each step in which a block took part; null where all did in all steps
+        phases                   `from`, `to`, `weight` and `share` of the first steps and of the rest
         equalised_share          ḡ of the gradients after equalising; null elsewhere
         steps_without_gradient   by block
         effective_rank, cosine   by block, mean over the run's records; null without
@@ -22,14 +24,18 @@ arms                             one each, in order:
         delta, place_delta       nats, low, high (see `leadline.study.gfa.measure`)
     correlations                 share_delta, share_fan_in, and both with `_rest`, without the first block, and
                                  `_per_parameter`, of the √parameters form, and `_when_present` where blocks were
-                                 dropped; each has pearson, spearman, kendall (value, low, high, reason, runs),
+                                 dropped, all of the definition `sum`; rank_ and cosine_, effective rank and diversity
+                                 with both; each has pearson, spearman, kendall (value, low, high, reason, runs),
                                  `over`, and `blocks`, how many were compared. Null where no run finished
+    definitions                  by name: share_delta, share_fan_in, their `_rest` and `_when_present`
+    phases                       `from`, `to`, `weight`, share_delta, share_fan_in
+    fits                         by definition's name `own`, `other` (R²) and `difference` (value, low, high, runs)
     first_share                  the first block's share, mean over seeds
     late                         third, rest (without the first block), last (the last blocks alone), single (one
                                  place at a time): mean, low, high, by_seed; null where no run finished
     against                      minus the control, by pairs of a seed: late, late_rest, late_last, late_single,
                                  bits_per_byte; each mean, low, high, by_seed or null. Null without a control
-    g1                           the words for fan_in and delta
+    g1                           by definition's name, the words for fan_in and delta
 headline, sentences, judgements  the verdicts
 """
 
@@ -55,8 +61,10 @@ from leadline.study.gfa.measure import MEASURE_FILE
 from leadline.study.gfa.page import make_page
 from leadline.study.gfa.plan import GfaPlan
 from leadline.study.gfa.registry import ARMS
-from leadline.study.gfa.statistics import correlation, late, late_count, over_seeds, paired, share_when_present
-from leadline.study.gfa.verdict import judge, parts
+from leadline.study.gfa.shares import beside, by_definition, by_phase, fits, shares_of
+from leadline.study.gfa.statistics import late, late_count, over_seeds, paired
+from leadline.study.gfa.verdict import judge
+from leadline.study.gfa.verdict_fan_in import parts
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
@@ -181,12 +189,12 @@ def _arm(plan: GfaPlan, arm: ArmPlan, out: Path) -> dict[str, Any]:
         "parameters": arm.parameters,
         "flops_per_token": arm.flops_per_token,
         "runs": runs,
-        "correlations": _correlations(done) if done else None,
+        **(_correlations(done) if done else NOTHING),
         "first_share": mean_of([run["share"][0] for run in done]),
         "late": _late(runs, late_count(arm.blocks), plan.last) if done else None,
         "against": None,
     }
-    found["g1"] = parts(found) if done else None
+    found["g1"] = {name: parts(pairs) for name, pairs in found["definitions"].items()} if done else None
     return found
 
 
@@ -210,9 +218,7 @@ def _run(result: RunResult, seed: int, out: Path) -> dict[str, Any] | None:
         "share": gradient["share"],
         "share_per_parameter": gradient["share_per_parameter"],
         "sublayer_share": gradient["sublayer_share"],
-        "share_when_present": share_when_present(
-            gradient["share"], gradient["steps"], gradient["steps_without_gradient"]["block"]
-        ),
+        **shares_of(result.folder, gradient),
         "equalised_share": (gradient.get("equalised") or {}).get("share"),
         "steps_without_gradient": gradient["steps_without_gradient"]["block"],
         "effective_rank": mean_of([detail["effective_rank"] for detail in details]),
@@ -222,17 +228,16 @@ def _run(result: RunResult, seed: int, out: Path) -> dict[str, Any] | None:
 
 
 def _correlations(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    against = {"delta": [run["delta"]["nats"] for run in runs], "fan_in": [run["fan_in"] for run in runs]}
-    found = {}
-    for name, values in against.items():
-        share = [run["share"] for run in runs]
-        found[f"share_{name}"] = correlation(share, values)
-        found[f"share_{name}_rest"] = correlation(share, values, drop_first=True)
-        found[f"share_{name}_per_parameter"] = correlation([run["share_per_parameter"] for run in runs], values)
-        present = [run["share_when_present"] or run["share"] for run in runs]
-        if present != share:
-            found[f"share_{name}_when_present"] = correlation(present, values)
-    return found
+    by_name = by_definition(runs)
+    return {
+        "correlations": {**by_name["sum"], **beside(runs)},
+        "definitions": by_name,
+        "phases": by_phase(runs),
+        "fits": fits(runs),
+    }
+
+
+NOTHING: dict[str, Any] = {"correlations": None, "definitions": None, "phases": [], "fits": {}}
 
 
 def _late(runs: Sequence[dict[str, Any] | None], third: int, last: int) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from leadline.drawing.words import count, fixed, interval, plain
 from leadline.probes.correlation import KINDS
 from leadline.study.gfa.arm import amount_of
 from leadline.study.gfa.pictures import sections
-from leadline.study.gfa.verdict import DECIDES, PARTS, difference_words
+from leadline.study.gfa.verdict import difference_words
+from leadline.study.gfa.verdict_fan_in import DECIDES, PARTS
 from leadline.study.results import Judgement, facts
 
 Arm = Mapping[str, Any]
@@ -22,6 +23,10 @@ PAIRS = {
     "share_delta_rest": "ḡ and ΔM, without the first block",
     "share_fan_in_when_present": "ḡ for each step in which a block took part, and φ",
     "share_delta_when_present": "ḡ for each step in which a block took part, and ΔM",
+    "rank_fan_in": "effective rank of the gradient and φ",
+    "rank_delta": "effective rank of the gradient and ΔM",
+    "cosine_fan_in": "cosine between gradients of different batches and φ",
+    "cosine_delta": "cosine between gradients of different batches and ΔM",
 }
 
 
@@ -58,7 +63,11 @@ def make_page(results: Mapping[str, Any]) -> Page:
         entries=entries,
         legend="arms",
         sections=sections(list(zip(entries, arms, strict=True)), results),
-        tables=[("All correlations", _all_correlations(arms, entries)), ("Arms", _kinds(arms, entries))],
+        tables=[
+            ("Definitions of the gradient share", _definitions(arms, entries)),
+            ("All correlations", _all_correlations(arms, entries)),
+            ("Arms", _kinds(arms, entries)),
+        ],
         facts=[
             ("Seeds", ", ".join(map(str, results["seeds"]))),
             ("ΔM", f"on {results['ablation_tokens']:,} held-out tokens at most, or images"),
@@ -76,8 +85,8 @@ def _table(arms: Sequence[Arm], entries: Sequence[Entry], results: Mapping[str, 
         head="Arm",
         columns=[
             Column(heading="Held-out loss", unit="bits per byte"),
-            Column(heading="ḡ follows φ", unit="Spearman"),
-            Column(heading="ḡ goes with ΔM", unit="Spearman"),
+            Column(heading="ḡ (sum) follows φ", unit="Spearman"),
+            Column(heading="ḡ (sum) goes with ΔM", unit="Spearman"),
             Column(heading="First block", unit="% of the gradient"),
             Column(heading="Late importance", unit="last third over mean"),
             Column(heading="Difference", unit="to the control"),
@@ -147,7 +156,10 @@ def _difference(arm: Arm, against: Mapping[str, Any] | None) -> Cell | str:
 def _correlation(arm: Arm, pair: str, kind: str, *, strong: bool = False) -> Cell | str:
     if not arm["correlations"]:
         return "–"
-    found = arm["correlations"][pair]
+    return _coefficient(arm["correlations"][pair], kind, strong=strong)
+
+
+def _coefficient(found: Mapping[str, Any], kind: str, *, strong: bool = False) -> Cell | str:
     rho = found[kind]
     if rho["value"] is None:
         return Cell(text="–", below=rho["reason"] or "")
@@ -158,6 +170,36 @@ def _correlation(arm: Arm, pair: str, kind: str, *, strong: bool = False) -> Cel
         tone = "better" if rho["low"] > 0 else "worse"
     below = f"{fixed(rho['low'], 2)} to {fixed(rho['high'], 2)}"
     return Cell(text=fixed(rho["value"], 2), below=below, tone=tone, strong=strong)
+
+
+def _definitions(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
+    rows = []
+    for arm, entry in zip(arms, entries, strict=True):
+        phases = {f"sum, steps {phase['from']} to {phase['to']}": phase for phase in arm["phases"]}
+        for index, (words, pairs) in enumerate({**(arm["definitions"] or {}), **phases}.items()):
+            of_both = [_coefficient(pairs[f"share_{part}"], DECIDES) for part in PARTS]
+            cells = [words, *of_both, _fit(arm["fits"].get(words))]
+            head, shown = (arm["name"], entry) if index == 0 else ("", None)
+            rows.append(TableRow(head=head, entry=shown, cells=cells))
+    return Table(
+        label="Correlations of the gradient share by definition and by phase of training",
+        head="Arm",
+        columns=[
+            Column(heading="Definition", words=True),
+            Column(heading="with φ", unit="Spearman"),
+            Column(heading="with ΔM", unit="Spearman"),
+            Column(heading="R² over φ", unit="its own shape"),
+        ],
+        rows=rows,
+        notes="sum: of the norms before clipping; clipped: what clipping leaves of them; mean-of-shares: every step "
+        "counts alike; after-warmup: without the steps in which the learning rate rises. A claim holds only where it "
+        "holds by every definition. R²: of a line through ḡ over φ; the other shape is linear where the arm has exits, "
+        "else quadratic.",
+    )
+
+
+def _fit(found: Mapping[str, Any] | None) -> Cell | str:
+    return "–" if found is None else Cell(text=fixed(found["own"], 2), below=f"{fixed(found['other'], 2)} the other")
 
 
 def _all_correlations(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:

@@ -12,7 +12,7 @@ from leadline.drawing.over_blocks import between, by_block, over_blocks, series
 from leadline.drawing.pictures import Entry, Numbers, Picture, Row, Section
 from leadline.drawing.scatter import Cloud, scatter, together
 from leadline.drawing.words import count, fixed, significant
-from leadline.study.gfa.verdict import DECIDES
+from leadline.study.gfa.verdict_fan_in import DECIDES
 
 Arm = Mapping[str, Any]
 Shown = Sequence[tuple[Entry, Arm]]
@@ -27,8 +27,8 @@ def sections(arms: Shown, results: Mapping[str, Any]) -> list[Section]:
         Section(
             name="gradient",
             heading="Where the gradient goes",
-            opening="How much of the gradient every block got over training, and what fan-in foretells.",
-            pictures=_there(_share(arms), _fan_in(arms), _rank(arms), _cosine(arms)),
+            opening="How much of the gradient every block got over training, and what fan-in predicts.",
+            pictures=_there(_share(arms), _phases(arms), _fan_in(arms), _rank(arms), _cosine(arms)),
         ),
         Section(
             name="importance",
@@ -86,6 +86,28 @@ def _share(arms: Shown) -> Picture | None:
         "shade spans the seeds.",
         tip="{name}, block {x}: {y} of the gradient",
         note="Raw gradients, before equalising and clipping. A block that was dropped in a step adds nothing there.",
+        log=True,
+    )
+
+
+def _phases(arms: Shown) -> Picture | None:
+    panels = []
+    for number in range(max((len(arm["phases"]) for _, arm in arms), default=0)):
+        drawn = []
+        for entry, arm in arms:
+            if len(arm["phases"]) > number:
+                mean, low, high = over_runs(arm, lambda run: run["phases"][number]["share"])  # noqa: B023
+                drawn.append(series(entry, by_block(mean), between(low, high)))
+        panels.append(Panel(title=("the first tenth of the steps", "the rest")[number], series=drawn))
+    return over_blocks(
+        panels,
+        name="phases",
+        heading="Gradient share early and late in training",
+        label="The gradient share of every block in the first tenth of the steps, and in the rest",
+        axis="share of the gradient",
+        reading="Norms are largest at the start, so the sum over all steps is mostly about it. Where the two pictures "
+        "differ, so do the definitions of the gradient share.",
+        tip="{name}, block {x}: {y} of the gradient",
         log=True,
     )
 

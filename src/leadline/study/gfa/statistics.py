@@ -13,7 +13,7 @@ With one seed there is an interval over blocks alone, which says nothing of othe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from leadline.probes.correlation import KINDS, LEVEL, RESAMPLES, Correlation, co
 
 Row = Sequence[float | None]
 Numbers = NDArray[np.float64]
+Pair = tuple[list[float], list[float]]
 MOST = 0.999
 THIRD = 3
 """The late blocks are the last of so many equal parts."""
@@ -42,9 +43,8 @@ def correlation(x: Sequence[Row], y: Sequence[Row], *, drop_first: bool = False,
         By coefficient `value`, `low`, `high`, `reason` (why one of them is None) and `runs`, the coefficient of every
         seed; beside them `over`, what the interval is over, and `blocks`, how many blocks there were to compare.
     """
-    rows = _complete(x, y, drop_first)
+    rows = complete(x, y, drop_first)
     alone = [correlate(a, b, resamples=0) for a, b in rows]
-    drawn = _bootstrap(rows, seed) if len(rows) > 1 else {}
     found: dict[str, Any] = {
         "over": "blocks and seeds" if len(rows) > 1 else "blocks",
         "blocks": len(rows[0][0]) if rows else 0,
@@ -59,7 +59,7 @@ def correlation(x: Sequence[Row], y: Sequence[Row], *, drop_first: bool = False,
             found[kind] = _as_data(Correlation(value=None, reason=reason or "no run finished"), values)
         else:
             known = [value for value in values if value is not None]
-            low, high = _covering(_central(drawn[kind]), over_seeds_of(known))
+            low, high = covering(resampled(rows, kind, seed=seed), np.array(known))
             found[kind] = _as_data(Correlation(value=float(np.mean(known)), low=low, high=high), values)
     return found
 
@@ -74,10 +74,20 @@ def over_seeds_of(coefficients_of_seeds: Sequence[float]) -> tuple[float, float]
     return (-1.0, 1.0) if found.low is None or found.high is None else (math.tanh(found.low), math.tanh(found.high))
 
 
-def _covering(one: tuple[float | None, float | None], other: tuple[float, float]) -> tuple[float | None, float | None]:
-    """The smallest interval that holds two; none where the first is none."""
-    low, high = one
-    return (None, None) if low is None or high is None else (min(low, other[0]), max(high, other[1]))
+def covering(drawn: Numbers, runs: Numbers, *, bounded: bool = True) -> tuple[float | None, float | None]:
+    """The smallest interval that holds the bootstrap's and Student's t over seeds; none where the first is none.
+
+    Args:
+        drawn: the mean over seeds in every resample.
+        runs: the value of every seed.
+        bounded: a coefficient in [-1, 1], of which Student's t takes atanh.
+    """
+    low, high = _central(drawn)
+    if low is None or high is None or len(runs) < 2:
+        return low, high
+    of_seeds = interval(runs.tolist())
+    other = over_seeds_of(runs.tolist()) if bounded else (of_seeds.low, of_seeds.high)
+    return (None, None) if None in other else (min(low, float(other[0] or 0.0)), max(high, float(other[1] or 0.0)))
 
 
 def late(delta: Row, count: int, *, drop_first: bool = False) -> float | None:
@@ -91,29 +101,6 @@ def late(delta: Row, count: int, *, drop_first: bool = False) -> float | None:
         return None
     mean = float(np.mean(known))
     return float(np.mean(known[-count:])) / mean if mean > 0 else None
-
-
-def share_when_present(share: Row, steps: int, absent: Sequence[int]) -> list[float | None] | None:
-    """ḡ of every block for each step in which it took part, as shares of their sum.
-
-    Training that drops blocks gives these less gradient by dropping them alone. This takes that out.
-
-    Args:
-        share: ḡ by block.
-        steps: that counted.
-        absent: by block, the steps in which it had no gradient.
-
-    Returns:
-        None where every block had a gradient in every step, so that it is ḡ itself.
-    """
-    if not any(absent):
-        return None
-    each = [
-        None if value is None or missed >= steps else value / (steps - missed)
-        for value, missed in zip(share, absent, strict=True)
-    ]
-    total = sum(value for value in each if value is not None)
-    return [None if value is None else value / total if total > 0 else 0.0 for value in each]
 
 
 def late_count(blocks: int) -> int:
@@ -141,16 +128,15 @@ def paired(values: Mapping[int, float | None], control: Mapping[int, float | Non
     return over_seeds(pairs)
 
 
-def coefficients(x: Numbers, y: Numbers) -> dict[str, Numbers]:
-    """The three coefficients of every row of x and y, both (R, L); NaN where a row is constant."""
+def coefficient(kind: str, x: Numbers, y: Numbers) -> Numbers:
+    """ "pearson", "spearman" or "kendall" of every row of x and y, both (R, L); NaN where a row is constant."""
+    if kind == "pearson":
+        return _cosine(_centred(x), _centred(y))
     signs_x, signs_y = (np.sign(values[:, :, None] - values[:, None, :]) for values in (x, y))
-    centred = [_centred(values) for values in (x, y)]
+    if kind == "kendall":
+        return _cosine(signs_x, signs_y)
     # The sum of an item's signs is twice its average rank, centred.
-    return {
-        "pearson": _cosine(centred[0], centred[1]),
-        "spearman": _cosine(signs_x.sum(axis=2), signs_y.sum(axis=2)),
-        "kendall": _cosine(signs_x, signs_y),
-    }
+    return _cosine(signs_x.sum(axis=2), signs_y.sum(axis=2))
 
 
 def _centred(values: Numbers) -> Numbers:
@@ -167,7 +153,7 @@ def _cosine(a: Numbers, b: Numbers) -> Numbers:
     return np.where(defined, both / np.sqrt(np.where(defined, own, 1.0)), np.nan)
 
 
-def _complete(x: Sequence[Row], y: Sequence[Row], drop_first: bool) -> list[tuple[list[float], list[float]]]:
+def complete(x: Sequence[Row], y: Sequence[Row], drop_first: bool = False) -> list[Pair]:
     """The rows without the blocks that lack a value somewhere."""
     blocks = range(int(drop_first), min((len(row) for row in (*x, *y)), default=0))
     kept = [block for block in blocks if all(row[block] is not None for row in (*x, *y))]
@@ -177,16 +163,19 @@ def _complete(x: Sequence[Row], y: Sequence[Row], drop_first: bool) -> list[tupl
     ]
 
 
-def _bootstrap(rows: Sequence[tuple[list[float], list[float]]], seed: int) -> dict[str, Numbers]:
-    """The mean over seeds of each coefficient in every resample of blocks, the same for all seeds, and of seeds."""
+def resampled(
+    rows: Sequence[Pair], kind: str, of: Callable[[Numbers], Numbers] = lambda value: value, *, seed: int = 0
+) -> Numbers:
+    """The mean over seeds of `of(coefficient)` in every resample of blocks, the same for all seeds, and of seeds."""
     blocks = len(rows[0][0])
     if blocks == 0:
-        return {kind: np.zeros(0) for kind in KINDS}
+        return np.zeros(0)
     random = np.random.default_rng(seed)
     items = random.integers(blocks, size=(RESAMPLES, blocks))
-    of_seed = [coefficients(np.array(a)[items], np.array(b)[items]) for a, b in rows]
+    of_seed = [of(coefficient(kind, np.array(a)[items], np.array(b)[items])) for a, b in rows]
     times = random.multinomial(len(rows), [1 / len(rows)] * len(rows), RESAMPLES) / len(rows)
-    return {kind: (times * np.stack([one[kind] for one in of_seed], axis=1)).sum(axis=1) for kind in KINDS}
+    mean: Numbers = (times * np.stack(of_seed, axis=1)).sum(axis=1)
+    return mean
 
 
 def _central(values: Numbers) -> tuple[float | None, float | None]:

@@ -1,10 +1,4 @@
-"""What the arms say of G1 and G2, in words.
-
-G1, for an arm: Spearman's ρ of ḡ and φ, and of ḡ and ΔM, over blocks. *Supported* where the interval lies above zero,
-*not supported* where it lies below, *undecided* where it holds zero or there are fewer than three seeds or five blocks
-(four come in any one order by chance once in 24 times, and a bootstrap of a perfect order is no wider). Where training
-dropped blocks, which gives late ones less gradient whatever their fan-in, ḡ for each step in which a block took part
-has to say the same.
+"""What the arms say of G1 (`leadline.study.gfa.verdict_fan_in`) and G2, in words.
 
 G2: the late blocks' importance (`leadline.study.gfa.statistics`) minus the control's, seed by seed. It is *restored*
 where the interval lies above zero and the mean is at least half of what the control lacks of even importance, *partly
@@ -20,19 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from leadline.drawing.words import fixed, listed
+from leadline.study.gfa.verdict_fan_in import judge_fan_in, say_beside
 from leadline.study.results import Judgement, Outcome
 
 Arm = Mapping[str, Any]
-Support = Literal["supported", "not supported", "undecided"]
 Return = Literal["restored", "partly restored", "not restored", "undecided"]
 
-DECIDES = "spearman"
-SEEDS = 3
-"""Fewer decide nothing of a correlation."""
-BLOCKS = 5
-"""Of fewer even a perfect order, up or down, comes about by chance in more than 5 % of cases: of four in 2 / 4!."""
-PARTS = {"fan_in": "follows fan-in", "delta": "goes with ablation importance"}
-PART_OF = {"fan_in": "fan-in", "delta": "ablation importance"}
 WHAT = {
     "equalise": "equalising gradient norms does not restore late-layer importance",
     "repeat": "repeating the last blocks restores late-layer importance",
@@ -47,16 +34,6 @@ class Judged:
     headline: str
     sentences: tuple[str, ...]
     judgements: tuple[Judgement, ...]
-
-
-def support(found: Mapping[str, Any]) -> Support:
-    """What one correlation says, as `leadline.study.gfa.statistics.correlation` gives it."""
-    rho = found[DECIDES]
-    if len(rho["runs"]) < SEEDS or found["blocks"] < BLOCKS or rho["low"] is None or rho["high"] is None:
-        return "undecided"
-    if rho["low"] > 0:
-        return "supported"
-    return "not supported" if rho["high"] < 0 else "undecided"
 
 
 def restored(difference: Mapping[str, Any] | None, control: Mapping[str, Any] | None) -> Return:
@@ -85,29 +62,14 @@ def judge(arms: Sequence[Arm], seeds: int, last: int) -> Judged:
         last: how many blocks the repeated arm repeats.
     """
     by_name = {arm["name"]: arm for arm in arms}
-    first = [_gradient(arm) for arm in arms if arm["role"] == "plain"]
+    first = {arm["name"]: judge_fan_in(arm) for arm in arms if arm["role"] == "plain"}
     second = [_late(arm, by_name, last) for arm in arms if arm["role"] in WHAT]
-    beside = [_beside(arm) for arm in arms if arm["role"] != "plain" and arm["correlations"]]
+    beside = [sentence for arm in arms if arm["correlations"] for sentence in say_beside(arm)]
     return Judged(
-        headline=_headline(arms, first, second),
+        headline=_headline(arms, {name: found[0] for name, found in first.items()}, second),
         sentences=(*beside, *_losses(arms), *_limits(arms, seeds)),
-        judgements=(*first, *second),
+        judgements=(*(judgement for found in first.values() for judgement in found), *second),
     )
-
-
-def parts(arm: Arm) -> dict[str, Support]:
-    """Both halves of G1 for an arm."""
-    return {part: _part(arm["correlations"], part) for part in PARTS}
-
-
-def _part(correlations: Mapping[str, Any], part: str) -> Support:
-    """What ḡ says, and ḡ for each step in which a block took part where that is another: the more careful of both."""
-    found = {
-        support(correlations[name]) for name in (f"share_{part}", f"share_{part}_when_present") if name in correlations
-    }
-    if "not supported" in found:
-        return "not supported"
-    return "undecided" if "undecided" in found else "supported"
 
 
 def _of_both(whole: Return, single: Return) -> Return:
@@ -117,63 +79,6 @@ def _of_both(whole: Return, single: Return) -> Return:
     if single in ("not restored", "undecided"):
         return "undecided"
     return "partly restored" if "partly restored" in (whole, single) else "restored"
-
-
-def together(found: Mapping[str, Support]) -> Outcome:
-    """G1 holds where both halves are supported, and does not where one is not supported."""
-    verdicts = set(found.values())
-    if "not supported" in verdicts:
-        return "does not hold"
-    return "open" if "undecided" in verdicts else "holds"
-
-
-def _gradient(arm: Arm) -> Judgement:
-    claim = f"G1 for {arm['name']}: the accumulated gradient share follows fan-in and goes with ablation importance"
-    if not arm["correlations"]:
-        return Judgement(claim=claim, paper="", outcome="open", evidence=f"No run finished: {arm['error']}.")
-    found = parts(arm)
-    words = [f"It {PARTS[part]}: {verdict} ({_part_words(arm, part)})." for part, verdict in found.items()]
-    if "share_delta_when_present" in arm["correlations"]:
-        words.append(_when_present_words(arm))
-    if arm["correlations"]["share_delta"]["over"] == "blocks":
-        words.append("One seed shows no interval over seeds, so nothing is decided.")
-    if arm["correlations"]["share_delta"]["blocks"] < BLOCKS:
-        words.append(f"Fewer than {BLOCKS} blocks come into order by chance too often, so nothing is decided.")
-    return Judgement(claim=claim, paper="", outcome=together(found), evidence=" ".join([*words, _first_block(arm)]))
-
-
-def _part_words(arm: Arm, part: str) -> str:
-    whole, rest = arm["correlations"][f"share_{part}"], arm["correlations"][f"share_{part}_rest"]
-    return f"Spearman {rho_words(whole)}; without the first block {rho_words(rest)}"
-
-
-def _when_present_words(arm: Arm) -> str:
-    """The same halves where a dropped block's absence does not count against it."""
-    said = [f"{rho_words(arm['correlations'][f'share_{part}_when_present'])} with {PART_OF[part]}" for part in PARTS]
-    return f"For each step in which a block took part, the share's Spearman is {said[0]}, and {said[1]}."
-
-
-def rho_words(found: Mapping[str, Any], kind: str = DECIDES) -> str:
-    """A coefficient with its interval: `0.81, 0.62 to 0.93`."""
-    rho = found[kind]
-    if rho["value"] is None:
-        return f"not defined, {rho['reason']}"
-    if rho["low"] is None:
-        return fixed(rho["value"], 2)
-    span = f"{fixed(rho['value'], 2)}, {fixed(rho['low'], 2)} to {fixed(rho['high'], 2)}"
-    if found["over"] == "blocks":
-        return f"{span} over blocks alone"
-    return span + (", within noise" if rho["low"] <= 0 <= rho["high"] else "")
-
-
-def _first_block(arm: Arm) -> str:
-    share = arm["first_share"]
-    whole, rest = parts(arm), {part: support(arm["correlations"][f"share_{part}_rest"]) for part in PARTS}
-    words = f"The first block has {fixed(100 * share, 0)} % of the gradient" if share is not None else ""
-    leans = [PARTS[part] for part in PARTS if whole[part] == "supported" and rest[part] != "supported"]
-    if leans:
-        return f"{words}, and without it one can't say that the share {' and '.join(leans)}."
-    return f"{words}." if words else ""
 
 
 def _late(arm: Arm, by_name: Mapping[str, Arm], last: int) -> Judgement:
@@ -225,11 +130,10 @@ def difference_words(found: Mapping[str, Any], decimals: int = 2) -> str:
     return f"{mean} ({fixed(found['low'], decimals, sign=True)} to {fixed(found['high'], decimals, sign=True)}{noise})"
 
 
-def _headline(arms: Sequence[Arm], first: Sequence[Judgement], second: Sequence[Judgement]) -> str:
+def _headline(arms: Sequence[Arm], first: Mapping[str, Judgement], second: Sequence[Judgement]) -> str:
     said = []
-    plain = [arm["name"] for arm in arms if arm["role"] == "plain"]
     if first:
-        said.append(f"G1 {_outcomes(plain, first)}")
+        said.append(f"G1 {_outcomes(list(first), list(first.values()))}")
     tested = [arm["name"] for arm in arms if arm["role"] in WHAT]
     if second:
         said.append(f"G2 {_outcomes(tested, second)}")
@@ -238,16 +142,12 @@ def _headline(arms: Sequence[Arm], first: Sequence[Judgement], second: Sequence[
 
 def _outcomes(names: Sequence[str], judgements: Sequence[Judgement]) -> str:
     """`holds for vanilla, is open for layerskip`."""
-    words = {"holds": "holds for", "does not hold": "does not hold for", "open": "is open for"}
     by_outcome: dict[str, list[str]] = {}
     for name, judgement in zip(names, judgements, strict=True):
         by_outcome.setdefault(judgement.outcome, []).append(name)
-    return ", ".join(f"{words[outcome]} {listed(found)}" for outcome, found in by_outcome.items())
-
-
-def _beside(arm: Arm) -> str:
-    words = [f"{PARTS[part]}: {verdict}" for part, verdict in parts(arm).items()]
-    return f"In {arm['name']} the gradient share {'; '.join(words)}."
+    return ", ".join(
+        f"{'is open' if outcome == 'open' else outcome} for {listed(found)}" for outcome, found in by_outcome.items()
+    )
 
 
 def _losses(arms: Sequence[Arm]) -> list[str]:
