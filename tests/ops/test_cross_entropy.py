@@ -1,4 +1,4 @@
-"""Cross-entropy in pieces: the plain formula's values and gradients, without the logits of the whole batch."""
+"""Cross-entropy in chunks: the plain formula's values and gradients, without the logits of the whole batch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def inputs(dtype: torch.dtype, tokens: int = 37, dim: int = 8, vocabulary: int =
     return hidden, weight, torch.randint(vocabulary, (tokens,), generator=generator)
 
 
-def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def plain(hidden: Tensor, weight: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     logits = F.linear(hidden, weight)
-    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets)
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets, reduction=reduction)
 
 
 @pytest.mark.parametrize("library", [True, False])
@@ -77,6 +77,56 @@ def test_the_logits_of_the_whole_batch_never_exist(library: bool, monkeypatch: p
     assert seen.numbers <= 640 * 500 / 8
 
 
-def test_no_tokens_in_a_piece_is_an_error() -> None:
+def test_no_tokens_in_a_chunk_is_an_error() -> None:
     with pytest.raises(UsageError, match="chunk=0 is too small"):
         chunked_cross_entropy(*inputs(torch.float32), 0)
+    with pytest.raises(UsageError, match="'max' is not known; mean, sum, none work"):
+        chunked_cross_entropy(*inputs(torch.float32), 4, reduction="max")
+
+
+WAYS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, "autocast"]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("chunk", [16, 64, 100])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_targets_that_do_not_count(way: torch.dtype | str, chunk: int, reduction: str) -> None:
+    dtype = way if isinstance(way, torch.dtype) else torch.float32
+    hidden, weight, targets = inputs(dtype, tokens=64)
+    targets[torch.randperm(64, generator=torch.Generator().manual_seed(2))[:40]] = -100
+    context = torch.autocast("cpu", dtype=torch.bfloat16) if way == "autocast" else contextlib.nullcontext()
+    with context:
+        found = chunked_cross_entropy(hidden, weight, targets, chunk, reduction=reduction)
+        truth = plain(hidden, weight, targets, reduction)
+    assert found.shape == truth.shape
+    torch.testing.assert_close(found, truth, rtol=1e-6, atol=1e-6)
+    # A gradient of its own for every token, where there is one.
+    upstream = torch.rand(truth.shape, generator=torch.Generator().manual_seed(3)).to(truth.dtype)
+    grads = [torch.autograd.grad(loss, (hidden, weight), upstream) for loss in (found, truth)]
+    wide = 1e-2 if dtype.itemsize == 2 or way == "autocast" else 1e-5
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=wide, atol=wide * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("chunk", [16, 100])
+def test_no_target_counts(way: torch.dtype | str, chunk: int) -> None:
+    hidden, weight, targets = inputs(way if isinstance(way, torch.dtype) else torch.float32, tokens=40)
+    context = torch.autocast("cpu", dtype=torch.bfloat16) if way == "autocast" else contextlib.nullcontext()
+    with context:
+        found = chunked_cross_entropy(hidden, weight, torch.full_like(targets, -100), chunk)
+    assert float(found.detach()) == 0.0
+    for gradient in torch.autograd.grad(found, (hidden, weight)):
+        assert float(gradient.abs().max()) == 0.0
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_gradcheck(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.nn, "LinearCrossEntropyOptions", raising=False)  # its backward pass runs once alone
+    hidden, weight, targets = inputs(torch.float64, tokens=9, dim=3, vocabulary=5)
+    targets[::4] = -100
+
+    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
+        return chunked_cross_entropy(hidden, weight, targets, 4, reduction=reduction)
+
+    assert torch.autograd.gradcheck(loss, (hidden, weight))
