@@ -12,7 +12,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leadline import probes
+    from leadline import (
+        bench,
+        compare,
+        connections,
+        data,
+        designs,
+        hub,
+        models,
+        norms,
+        ops,
+        probes,
+        pruning,
+        stacks,
+        training,
+    )
     from leadline.config import from_dict, to_dict
     from leadline.connections import (
         Additive,
@@ -82,7 +96,21 @@ _HOMES = {
     "leadline.norms": ("BHyT", "Derf", "DyT", "LayerNorm", "NoNorm", "NormConfig", "RMSNorm"),
     "leadline.stacks": ("Stack", "StackWatcher", "Unit", "stack_of"),
 }
-_PARTS = ("probes",)
+_PARTS = (
+    "bench",
+    "compare",
+    "connections",
+    "data",
+    "designs",
+    "hub",
+    "models",
+    "norms",
+    "ops",
+    "probes",
+    "pruning",
+    "stacks",
+    "training",
+)
 """Whole parts of the library, as in `ll.probes.record(model)`."""
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -120,16 +148,28 @@ __all__ = [
     "Unit",
     "UsageError",
     "__version__",
+    "bench",
+    "compare",
+    "connections",
     "cut",
+    "data",
+    "designs",
     "fold",
     "from_dict",
     "generate",
+    "hub",
+    "models",
+    "norms",
+    "ops",
     "probes",
+    "pruning",
     "resolve",
     "stack_of",
+    "stacks",
     "stream_early",
     "stream_tokens",
     "to_dict",
+    "training",
 ]
 
 
@@ -145,4 +185,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

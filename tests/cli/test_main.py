@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import errno
+import os
 import resource
 import subprocess
 import sys
@@ -11,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tyro
 
 from leadline import __version__
 from leadline.cli import main as entry
@@ -181,7 +183,80 @@ def test_the_code_of_a_verb_is_the_exit_code(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(entry.VERBS, "wink", "for this test")
     module = types.ModuleType("leadline.cli.wink")
     monkeypatch.setitem(sys.modules, "leadline.cli.wink", module)
-    module.Arguments = types.SimpleNamespace
+    module.Arguments = dataclasses.make_dataclass("Arguments", [])
     module.run = lambda parsed: 1
-    monkeypatch.setattr(tyro, "cli", lambda *args, **kwargs: None)
     assert main(["wink"]) == 1
+
+
+BELOW = [("study", "gfa"), ("study", "cascade"), ("study", "pruning"), ("bench", "ops"), ("data", "prepare")]
+
+
+@pytest.mark.parametrize("words", [*((verb,) for verb in VERBS), *BELOW], ids=" ".join)
+def test_help_shows_no_none(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """Of an option that is None unless given: neither among its values nor as its default."""
+    assert main([*words, "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "{None}" not in out
+    assert "(default: None)" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("train", "--config", "x.yaml"), "--config is not an option of leadline train. Did you mean --context"),
+        (("study", "gfa", "--blok", "3"), "--blok is not an option of leadline study. Did you mean --blocks"),
+        (("train", "prenorm", "--compile", "true"), "--compile takes no value, and 'true' is given; --compile is on"),
+        (("train", "prenorm", "--compile=yes"), "--compile takes no value, and 'yes' is given"),
+        (("train", "prenorm", "--no-compile", "1"), "--no-compile is off"),
+        (("train", "prenorm", "--batch_sise", "4"), "Did you mean --batch-size"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_the_wrong_word_is_named_before_anything_that_is_missing(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("leadline: error: ")
+    assert said in err
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return {**{name: value for name, value in os.environ.items() if name != "NO_COLOR"}, **changes}
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+@pytest.mark.parametrize("words", [("designs",), ("prune", "--help"), ("data", "--help")], ids=" ".join)
+def test_a_terminal_without_all_characters(encoding: str, words: tuple[str, ...]) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "leadline", *words], env=environment(PYTHONIOENCODING=encoding), capture_output=True
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout
+
+
+def test_no_colour_where_none_is_wanted() -> None:
+    """In a terminal of its own, since the parser writes colours only there."""
+    import pty
+
+    def shown(**changes: str) -> bytes:
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "leadline", "train", "--help"],
+            env=environment(TERM="xterm", **changes),
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        found = b""
+        with contextlib.suppress(OSError):  # the end of a terminal that nobody writes to any more
+            while part := os.read(ours, 65536):
+                found += part
+        process.wait()
+        os.close(ours)
+        return found
+
+    assert b"\x1b[" in shown()
+    plain = shown(NO_COLOR="1")
+    assert b"--batch-size" in plain
+    assert b"\x1b[" not in plain

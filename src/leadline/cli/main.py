@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.
 from __future__ import annotations
 
 import importlib
+import io
 import itertools
 import os
 import sys
@@ -38,6 +39,9 @@ OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calcula
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a character that the terminal has not is no reason to fail
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -77,11 +81,11 @@ def _run(arguments: list[str]) -> int:
     for option, value in itertools.pairwise([*rest, "-"]):
         if (option in PLACES and not value) or option in (f"{place}=" for place in PLACES):
             raise UsageError(f"{option.rstrip('=')} is empty; name a place, such as . for the current folder")
-    import tyro
+    from leadline.cli.options import parse
 
     module = importlib.import_module(f"leadline.cli.{verb}")
     try:
-        parsed = tyro.cli(module.Arguments, args=rest, prog=f"leadline {verb}", description=module.Arguments.__doc__)
+        parsed = parse(module.Arguments, rest, f"leadline {verb}")
     except SystemExit as stop:
         return int(stop.code or 0) if not isinstance(stop.code, str) else 2
     if (target := getattr(parsed, "json", None)) is not None:

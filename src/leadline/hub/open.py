@@ -141,14 +141,16 @@ def _check_causal(stack: Stack) -> None:
 
 
 def _load_hugging_face(path: Path, dtype: torch.dtype | None) -> Any:
-    if not any(path.glob("*.safetensors")):
+    if not _weight_files(path):
         pickles = sorted(file.name for ending in ("*.bin", "*.pt", "*.pth") for file in path.glob(ending))
         if pickles:
             raise UsageError(
                 f"the weights in {path} are pickles ({pickles[0]}), which can run any code when they are loaded; "
                 "write them as safetensors where you trust them: model.save_pretrained(FOLDER)"
             )
-        raise UsageError(f"there are no weights (*.safetensors) in {path}")
+        raise UsageError(
+            f"there are no weights in {path}: neither model.safetensors nor the files of model.safetensors.index.json"
+        )
     try:
         import transformers  # noqa: F401 (whether it is there, before anything is read)
     except ImportError as error:
@@ -157,6 +159,19 @@ def _load_hugging_face(path: Path, dtype: torch.dtype | None) -> Any:
         return load_causal_lm(path, dtype or _stored_dtype(path, _read_config(path)))
     except LeadlineError as error:
         raise LeadlineError(f"{path}: {one_line(error)}") from error
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """The files that the library loads weights from, of those that are there; any others lie beside the model."""
+    whole, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if whole.is_file() or not index.is_file():
+        return [whole] if whole.is_file() else []
+    try:
+        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        files = {path / str(name) for name in named}
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
+        raise LeadlineError(f"{index} is damaged: it should hold an object weight_map of files ({error})") from error
+    return sorted(file for file in files if file.is_file())
 
 
 def _stored_dtype(path: Path, config: dict[str, Any]) -> torch.dtype:
@@ -168,7 +183,7 @@ def _stored_dtype(path: Path, config: dict[str, Any]) -> torch.dtype:
         if isinstance(dtype, torch.dtype):
             return dtype
     found: dict[torch.dtype, int] = {}
-    for file in path.glob("*.safetensors"):
+    for file in _weight_files(path):
         # What is damaged is for the loading to say.
         with contextlib.suppress(safetensors.SafetensorError, OSError), safetensors.safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (a file's handle: it has keys, but can't be iterated)

@@ -28,8 +28,8 @@ def chunked_cross_entropy(
     PyTorch's own `linear_cross_entropy` does it in float32 and float64 where this PyTorch has it (2.13 and newer): it
     makes the gradients in the forward pass, so the head is multiplied no more often than without chunks; its backward
     pass runs once, without `retain_graph` or second derivatives. In narrower
-    dtypes and under autocast, where that one accumulates and returns narrow numbers, and with `reduction="none"`, chunks
-    are recomputed in the backward pass: one more product with the head, and the numbers of the plain formula.
+    dtypes and under autocast, where that one accumulates and returns narrow numbers, and with `reduction="none"`,
+    chunks are recomputed in the backward pass: one more product with the head, and the plain formula's numbers.
 
     Args:
         hidden: (N, D), what the head reads.

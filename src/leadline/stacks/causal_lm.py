@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from leadline.errors import LeadlineError, UsageError
 from leadline.stacks.anatomy import Anatomy, first_tensor, hidden_of
 from leadline.stacks.base import Stack, StackWatcher, Unit
-from leadline.stacks.layout import a_few_tokens, find_layout, trying
+from leadline.stacks.layout import a_few_tokens, check_finite, find_layout, trying
 from leadline.stacks.passes import QUIET, Passes
 from leadline.stacks.scale import ignores_size
 from leadline.stacks.sites import replace
@@ -52,6 +52,7 @@ class CausalLMStack(Stack):
 
     Raises:
         UsageError: the blocks aren't found, or the final norm and the head can't be told apart from them.
+        LeadlineError: the model's values are not finite; names the block where that begins.
     """
 
     def __init__(self, model: nn.Module, *, blocks: str | None = None) -> None:
@@ -66,6 +67,7 @@ class CausalLMStack(Stack):
         self.sublayers = self._names()
         self.additive = all(anatomy.additive for anatomy in self.layout.anatomies)
         self.width = self.layout.anatomies[-1].width
+        check_finite(logits[0], f"what {type(model).__name__} says of a few tokens (its logits)", model)
         self._vocab_size = logits[0].shape[-1]
         self._check_lens(tokens, logits[0])
         self.layout = self.layout._replace(anatomies=self._without_carriers(tokens))

@@ -1,0 +1,117 @@
+"""Options in `config.json` that say how to call a model, not what it is; and values that are not finite."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from leadline.cli.main import main
+from leadline.errors import LeadlineError
+from leadline.hub import open_model
+
+
+def change(folder: Path, **options: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **options}))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(40):
+        (folder / f"{number:02}.txt").write_text(f"The lead line says {number} fathoms of water below the keel.\n" * 30)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "options", [{"return_dict": False}, {"use_cache": False}, {"output_hidden_states": True}], ids=str
+)
+def test_how_a_model_is_called_changes_nothing(
+    hugging_face: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
+) -> None:
+    tokens = torch.arange(12).view(2, 6)
+    expected = open_model(hugging_face).stack.logits(tokens).detach()
+    change(hugging_face, **options)
+    assert torch.equal(open_model(hugging_face).stack.logits(tokens).detach(), expected)
+    words = ["--data", str(text), "--evaluate-tokens", "256"]
+    assert (
+        main(["probe", str(hugging_face), "--data", str(text), "--tokens", "256", "--out", str(tmp_path / "probe")])
+        == 0
+    ), capsys.readouterr().err
+    code = main(["prune", str(hugging_face), "--blocks", "1", *words, "--out", str(tmp_path / "cut")])
+    assert code == 0, capsys.readouterr().err
+
+
+def test_a_configuration_that_can_not_be_saved_is_told_before_anything_is_measured(
+    hugging_face: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(hugging_face, output_attentions=True)
+    words = ["--data", str(text), "--evaluate-tokens", "256"]
+    assert main(["prune", str(hugging_face), "--blocks", "1", *words, "--out", str(tmp_path / "cut")]) == 1
+    said = capsys.readouterr()
+    assert "transformers does not save this config.json" in said.err
+    assert "perplexity" not in said.out + said.err
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_only_files_that_are_loaded_decide_the_dtype(hugging_face: Path, sharded: bool) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = open_model(hugging_face, dtype=torch.bfloat16).stack.model
+    (hugging_face / "model.safetensors").unlink()
+    model.save_pretrained(hugging_face, **({"max_shard_size": "20KB"} if sharded else {}))
+    assert (hugging_face / "model.safetensors").is_file() != sharded
+    config = json.loads((hugging_face / "config.json").read_text())
+    del config["dtype"]
+    (hugging_face / "config.json").write_text(json.dumps(config))
+    weights = {}
+    for file in hugging_face.glob("*.safetensors"):
+        weights |= load_file(file)
+    save_file(
+        {f"{name}.{copy}": w.float() for name, w in weights.items() for copy in "ab"}, hugging_face / "ema.safetensors"
+    )
+    assert {p.dtype for p in open_model(hugging_face).stack.model.parameters()} == {torch.bfloat16}
+
+
+def test_weights_that_are_not_the_models_are_none(hugging_face: Path) -> None:
+    (hugging_face / "model.safetensors").rename(hugging_face / "ema.safetensors")
+    with pytest.raises(LeadlineError, match=r"there are no weights in .*neither model\.safetensors nor"):
+        open_model(hugging_face)
+    (hugging_face / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
+    with pytest.raises(LeadlineError, match=r"index\.json is damaged"):
+        open_model(hugging_face)
+
+
+def test_a_weight_that_is_no_number_is_named_with_its_block(hugging_face: Path) -> None:
+    model = open_model(hugging_face).stack.model
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
+    model.save_pretrained(hugging_face)
+    with pytest.raises(LeadlineError, match=r"block model\.layers\.1 is not finite: the weight mlp\.up_proj\.weight"):
+        open_model(hugging_face)
+
+
+def test_a_model_that_overflows_in_half_precision_says_what_helps(hugging_face: Path) -> None:
+    model = open_model(hugging_face).stack.model
+    with torch.no_grad():
+        model.model.layers[2].mlp.down_proj.weight.mul_(3e4)
+    model.half().save_pretrained(hugging_face)
+    with pytest.raises(
+        LeadlineError, match=r"block model\.layers\.2 is not finite: its values overflow in float16; in float32"
+    ):
+        open_model(hugging_face)
+    assert open_model(hugging_face, dtype=torch.float32).stack.blocks == 3
+
+
+def test_logits_that_overflow_are_said(hugging_face: Path) -> None:
+    model = open_model(hugging_face).stack.model
+    with torch.no_grad():
+        model.lm_head.weight.fill_(6e4)
+    model.half().save_pretrained(hugging_face)
+    with pytest.raises(LeadlineError, match=r"logits.*is not finite: its values overflow in float16"):
+        open_model(hugging_face)
