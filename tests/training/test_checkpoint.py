@@ -37,7 +37,14 @@ def cut(path: Path) -> None:
 def test_a_checkpoint_is_a_model(run: Path) -> None:
     assert [path.name for path in checkpoints(run)] == ["step-00000004", "step-00000006"]
     names = {path.name for path in checkpoints(run)[-1].iterdir()}
-    assert names == {"model.safetensors", "config.json", "optimizer.safetensors", "state.json", "gradient.json"}
+    assert names == {
+        "model.safetensors",
+        "config.json",
+        "optimizer.safetensors",
+        "state.json",
+        "gradient.json",
+        "gradient_norms.safetensors",
+    }
     newest, tokenizer = load_model(run)
     older, _ = load_model(run, checkpoint=4)
     assert tokenizer.name == "bytes"

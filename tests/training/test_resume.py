@@ -41,7 +41,8 @@ def stopped(config: Any, out: Path, *steps: int) -> None:
 def assert_same_run(one: Path, two: Path, lines: Lines) -> None:
     for name in ("steps.jsonl", "evals.jsonl", "depth.jsonl"):
         assert lines(one / name) == lines(two / name), name
-    assert (one / "gradient.json").read_bytes() == (two / "gradient.json").read_bytes()
+    for name in ("gradient.json", "gradient_norms.safetensors"):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (find_checkpoint(one) / name).read_bytes() == (find_checkpoint(two) / name).read_bytes(), name
 

@@ -16,9 +16,13 @@ from leadline.files import write_json, write_text
 if TYPE_CHECKING:
     from leadline.data import DataSet
 
-Outcome = Literal["holds", "does not hold", "open"]
+Outcome = Literal[
+    "holds", "does not hold", "open", "depends on the definition", "undecided", "no difference that matters"
+]
 """What the runs say of a claim; open where they can't say."""
-TONES: dict[Outcome, Tone] = {"holds": "better", "does not hold": "worse", "open": "plain"}
+DEPENDS: Outcome = "depends on the definition"
+TONES: dict[Outcome, Tone] = {"holds": "better", "does not hold": "worse"}
+"""Plain for the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ class Judgement:
     def shown(self) -> Verdict:
         """As a page has it."""
         claim = f"{self.claim} (paper: {self.paper})" if self.paper else self.claim
-        return Verdict(claim=claim, verdict=self.outcome, evidence=self.evidence, tone=TONES[self.outcome])
+        return Verdict(claim=claim, verdict=self.outcome, evidence=self.evidence, tone=TONES.get(self.outcome, "plain"))
 
 
 def opening(kind: str, command: str, data: DataSet) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from leadline.training.config import RunConfig
 from leadline.training.gradient_detail import Diversity, effective_ranks
 from leadline.training.gradient_file import load_gradient
 from leadline.training.gradient_share import GradientShare
+from leadline.training.gradient_steps import StepNorms, load_norms
 from leadline.training.loop import train
 from leadline.training.run_folder import load_model
 from leadline.training.summary import Summary
@@ -14,9 +15,11 @@ __all__ = [
     "Diversity",
     "GradientShare",
     "RunConfig",
+    "StepNorms",
     "Summary",
     "effective_ranks",
     "load_gradient",
     "load_model",
+    "load_norms",
     "train",
 ]

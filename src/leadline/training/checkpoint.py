@@ -18,6 +18,7 @@ from leadline.files import sync_folder, write_json
 from leadline.models import Decoder
 from leadline.models.resnet import ResNet
 from leadline.models.saving import read_weights, write_model, write_tensors
+from leadline.training.gradient_steps import NORMS, StepNorms
 from leadline.training.optimiser import load_optimiser, optimiser_tensors
 
 FOLDER = "checkpoints"
@@ -39,6 +40,7 @@ def save_checkpoint(
     *,
     keep: int,
     gradient: dict[str, Any] | None = None,
+    norms: StepNorms | None = None,
 ) -> Path:
     """Writes `checkpoints/step-…`, then removes all but the newest `keep`.
 
@@ -48,6 +50,7 @@ def save_checkpoint(
     Args:
         state: what the run goes on with, as JSON can hold it.
         gradient: the gradient share up to this step, which `leadline.training.load_gradient` reads.
+        norms: every step's gradient norms up to this one, which a run that goes on adds to.
 
     Raises:
         LeadlineError: it can't be written; the checkpoints that were there stay.
@@ -67,6 +70,8 @@ def save_checkpoint(
         write_json(partial / STATE, state)
         if gradient is not None:
             write_json(partial / GRADIENT, gradient)
+        if norms is not None:
+            norms.save(partial)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
         sync_folder(folder.parent)
@@ -145,7 +150,7 @@ def drop_later(out: Path, chosen: Path) -> None:
     for path in checkpoints(out):
         if path.name > chosen.name:
             shutil.rmtree(path)
-    for name in ("summary.json", GRADIENT):
+    for name in ("summary.json", GRADIENT, NORMS):
         (out / name).unlink(missing_ok=True)
 
 

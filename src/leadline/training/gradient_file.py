@@ -10,6 +10,7 @@ from leadline.errors import LeadlineError, UsageError
 from leadline.files import write_json
 from leadline.training.checkpoint import FOLDER, checkpoints
 from leadline.training.checkpoint import GRADIENT as GRADIENT
+from leadline.training.gradient_steps import StepNorms
 
 SHARES = ("share", "sublayer_share", "share_per_parameter", "sublayer_share_per_parameter")
 """Its lists of shares, one for each block or sublayer."""
@@ -18,8 +19,8 @@ LARGEST = 1e12
 """Shares add up to 1; those of another's record may not, but this is no share."""
 
 
-def write_gradient(folder: Path | str, report: dict[str, Any]) -> Path:
-    """Writes `gradient.json` into a folder, which is made if need be.
+def write_gradient(folder: Path | str, report: dict[str, Any], norms: StepNorms | None = None) -> Path:
+    """Writes `gradient.json`, and every step's norms beside it, into a folder, which is made if need be.
 
     Raises:
         LeadlineError: it can't be written.
@@ -28,6 +29,8 @@ def write_gradient(folder: Path | str, report: dict[str, Any]) -> Path:
     try:
         for left in path.parent.glob(f".{GRADIENT}.*.partial"):  # of a run that was killed while it wrote
             left.unlink(missing_ok=True)
+        if norms is not None:
+            norms.save(path.parent)
         write_json(path, report)
     except OSError as error:
         raise LeadlineError(f"can't write {path}: {error.strerror or error}") from error
@@ -83,14 +86,22 @@ def load_gradient(folder: Path | str) -> dict[str, Any]:
         raise LeadlineError(f"can't read {path}: {error}; remove it to go on without a record") from error
     if not isinstance(content, dict) or not isinstance(content.get("share"), list):
         raise LeadlineError(f"{path} is damaged: it should hold an object with a list `share`")
-    for name in SHARES:
-        shares = content.get(name)
+    for name, shares in _lists(content, path):
         for share in shares if isinstance(shares, list) else ():
             if share is not None and not _is_share(share):
                 raise LeadlineError(
                     f"{path} is damaged: {name} holds {str(share)[:40]!r}; a share is a number from 0, or null"
                 )
     return content
+
+
+def _lists(content: dict[str, Any], path: Path) -> list[tuple[str, Any]]:
+    """Every list of shares by what it is called."""
+    definitions = content.get("definitions", {})
+    if not isinstance(definitions, dict) or not all(isinstance(one, dict) for one in definitions.values()):
+        raise LeadlineError(f"{path} is damaged: definitions should hold shares by unit and by the definition's name")
+    by_name = {f"definitions {kind} {name}": v for kind, one in definitions.items() for name, v in one.items()}
+    return [*((name, content.get(name)) for name in SHARES), *by_name.items()]
 
 
 def _is_share(value: Any) -> bool:

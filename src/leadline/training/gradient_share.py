@@ -10,17 +10,18 @@
     share.save(folder)                       # gradient.json, which `leadline prune --criterion cfp` reads
 
 L2, before clipping, after un-scaling and after reduction over ranks, read from `.grad` at the end of a step, so that a
-shared or repeated parameter counts once. Source: arXiv 2606.26538 (the share); what exactly is summed is ours.
+shared or repeated parameter counts once. Every step's norms are kept, and the share is there by other definitions too
+(`leadline.training.gradient_steps`). Source: arXiv 2606.26538 (the share); what exactly is summed is ours.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,9 +30,7 @@ from leadline.models import DecoderConfig
 from leadline.stacks import Stack, Unit, stack_of
 from leadline.training.gradient_file import write_gradient
 from leadline.training.gradient_norms import Norms, measure_norms
-
-Share = float | None
-"""None where there never was a gradient."""
+from leadline.training.gradient_steps import DEFINITIONS, Share, StepNorms, empty_norms, share_of, shares
 
 
 class GradientShare:
@@ -45,6 +44,9 @@ class GradientShare:
         model: whatever `leadline.stacks.stack_of` knows, wrapped in DDP or compiled or not, or the stack itself.
         since: the first step that counts; the first that is added is step 1.
         until: the last step that counts; all unless given.
+        clip: the norm that training clips to, for the definition `clipped`; None where it does not.
+        warmup: steps in which the learning rate rises, for the definition `after-warmup`.
+        keep_norms: keep every step's norms, 4 bytes a unit and step; without them there is no share but `sum`.
 
     Attributes:
         blocks: how many.
@@ -60,11 +62,20 @@ class GradientShare:
             gradients can't be told apart by parameter.
     """
 
-    def __init__(self, model: nn.Module | Stack, *, since: int = 1, until: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module | Stack,
+        *,
+        since: int = 1,
+        until: int | None = None,
+        clip: float | None = None,
+        warmup: int = 0,
+        keep_norms: bool = True,
+    ) -> None:
         if since < 1 or (until is not None and until < since):
             raise UsageError(f"since={since} and until={until} leave no step; since is at least 1, until not before it")
         stack = model if isinstance(model, Stack) else stack_of(_unwrapped(model))
-        self.stack, self.since, self.until = stack, since, until
+        self.stack, self.since, self.until, self.clip, self.warmup = stack, since, until, clip, warmup
         self._layers = _layers(stack)
         self.blocks = len(set(self._layers))
         self.sublayers = [
@@ -86,6 +97,9 @@ class GradientShare:
         self._never = torch.ones(len(self.parameters), dtype=torch.bool)
         self.steps = self.seen = self.not_finite = 0
         self.last: list[Share] = [None] * self.blocks
+        self._before = empty_norms(self.blocks, len(self.sublayers))
+        self._added: list[StepNorms] = []
+        self._keep_norms = keep_norms
         self.details: list[dict[str, Any]] = []
 
     @property
@@ -135,6 +149,10 @@ class GradientShare:
         sublayers, blocks = (part.sqrt() for part in self._by_unit(self._rowed(values.square())))
         has_sublayer, has_block = (part > 0 for part in self._by_unit(self._rowed(norms.present.double())))
         self.last = [float(n) if has else None for n, has in zip(blocks, has_block, strict=True)]
+        if self._keep_norms:
+            rows = blocks.where(has_block, math.nan), sublayers.where(has_sublayer, math.nan)
+            parts = (torch.linalg.vector_norm(values), *rows)
+            self._added.append(StepNorms(np.array([self.seen]), *(part.float()[None].numpy() for part in parts)))
         if not (self.since <= self.seen <= (self.until or math.inf)):
             return
         if not bool(torch.isfinite(values).all()):
@@ -149,6 +167,20 @@ class GradientShare:
 
     def _rowed(self, values: Tensor) -> Tensor:
         return torch.zeros(self._total_rows, dtype=torch.float64).index_add_(0, self._rows, values)
+
+    def norms(self) -> StepNorms:
+        """Every step's norms so far, those outside of the window too."""
+        parts = (self._before, *self._added)
+        self._before, self._added = StepNorms(*(np.concatenate(column) for column in zip(*parts, strict=True))), []
+        return self._before
+
+    def _by_definition(self, unit: Literal["block", "sublayer"]) -> dict[str, list[Share]]:
+        """Empty where steps before an interruption left no norms."""
+        norms = self.norms()
+        if len(norms.step) < self.seen:
+            return {}
+        counted = norms.between(self.since, self.until or math.inf)
+        return {name: shares(counted, name, unit=unit, clip=self.clip, warmup=self.warmup) for name in DEFINITIONS}
 
     def note(self, detail: dict[str, Any]) -> None:
         """Keeps what was measured beside the norms in a step, such as effective rank and diversity."""
@@ -170,6 +202,9 @@ class GradientShare:
             "sublayer_share_per_parameter": self._shares(
                 self._sublayer_sums, self._sublayer_missing, self._sublayer_sizes
             ),
+            "clip": self.clip,
+            "warmup_steps": self.warmup,
+            "definitions": {"block": self._by_definition("block"), "sublayer": self._by_definition("sublayer")},
             "parameters": {"block": _whole(self._block_sizes), "sublayer": _whole(self._sublayer_sizes)},
             "steps_without_gradient": {
                 "block": self._block_missing.tolist(),
@@ -185,7 +220,7 @@ class GradientShare:
         return share_of([None if m >= self.steps else float(s) for s, m in zip(each, missing.tolist(), strict=True)])
 
     def save(self, folder: Path | str) -> Path:
-        """Writes `gradient.json` into `folder`, a model's or any other, and returns its path.
+        """Writes `gradient.json` into `folder`, a model's or any other, with every step's norms beside it.
 
         Raises:
             LeadlineError: no step counted, no block had a gradient, or the file can't be written.
@@ -198,7 +233,7 @@ class GradientShare:
                 "no block had a gradient in any step; call measure after backward and before zero_grad, and make "
                 "GradientShare after fully_shard"
             )
-        return write_gradient(folder, self.report())
+        return write_gradient(folder, self.report(), self.norms())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps; floats survive JSON exactly."""
@@ -214,8 +249,11 @@ class GradientShare:
             "details": list(self.details),
         }
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: dict[str, Any], norms: StepNorms | None = None) -> None:
         """Continues from `state()`. One that was kept before there was a window has fewer entries, which are zero.
+
+        Args:
+            norms: of the steps until then, as `norms()` returned them; without, there is no share but `sum`.
 
         Raises:
             ValueError: it is another model's.
@@ -224,7 +262,12 @@ class GradientShare:
         sublayers = torch.tensor(state["sublayers"], dtype=torch.float64)
         if blocks.shape != self._block_sums.shape or sublayers.shape != self._sublayer_sums.shape:
             raise ValueError(f"the gradient share is that of {len(blocks)} blocks; this model has {self.blocks}")
+        if norms is not None and (norms.block.shape[1], norms.sublayer.shape[1]) != (len(blocks), len(sublayers)):
+            raise ValueError(
+                f"the gradient norms are those of {norms.block.shape[1]} blocks; this model has {self.blocks}"
+            )
         self._block_sums, self._sublayer_sums = blocks, sublayers
+        self._before, self._added = norms or empty_norms(self.blocks, len(self.sublayers)), []
         self.steps = int(state["steps"])
         self.seen = int(state.get("seen", self.steps))
         self.not_finite = int(state.get("not_finite", 0))
@@ -236,12 +279,6 @@ class GradientShare:
 
     def _ordered(self) -> list[str]:
         return [self._names[id(parameter)] for parameter in self.parameters]
-
-
-def share_of(norms: Sequence[Share]) -> list[Share]:
-    """Norms as shares of their sum; zeros where the sum is zero, None where there is none."""
-    total = math.fsum(norm for norm in norms if norm is not None)
-    return [None if norm is None else norm / total if total > 0 else 0.0 for norm in norms]
 
 
 def _layers(stack: Stack) -> list[int]:

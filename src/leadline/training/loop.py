@@ -33,11 +33,12 @@ from leadline.training.config import RunConfig
 from leadline.training.evaluation import Evaluation, evaluate, evaluate_exits
 from leadline.training.gradient_detail import Diversity, detail_of
 from leadline.training.gradient_file import write_gradient
-from leadline.training.gradient_share import GradientShare, share_of
+from leadline.training.gradient_share import GradientShare
+from leadline.training.gradient_steps import find_norms, share_of
 from leadline.training.interrupt import catch_interrupt
 from leadline.training.interventions import equalise
 from leadline.training.memory import keep_freed_memory, peak_memory
-from leadline.training.optimiser import make_optimiser, rate_at
+from leadline.training.optimiser import make_optimiser, rate_at, warmup_steps
 from leadline.training.records import Lines
 from leadline.training.resolve import Run, decide, usable_device
 from leadline.training.run_folder import RUN_FILE, claim
@@ -122,10 +123,12 @@ class Trainer:
         self.model.recompute = config.recompute
         self.passes = Passes(self.model, run, self.device)
         self.optimiser = make_optimiser(self.model, config, run.learning_rate)
-        self.share = GradientShare(self.model, since=config.gradient_from, until=config.gradient_until)
+        since, until = config.gradient_from, config.gradient_until
+        warmup = warmup_steps(run.steps, config)
+        self.share = GradientShare(self.model, since=since, until=until, clip=config.clip, warmup=warmup)
         self.equalised: GradientShare | None = None
         if config.equalise:
-            self.equalised = GradientShare(self.model, since=config.gradient_from, until=config.gradient_until)
+            self.equalised = GradientShare(self.model, since=since, until=until, keep_norms=False)
         self.loader = Loader(run.data.train, run.batch_size, run.context, config.seed)
         self.step = 0
         self.seconds = 0.0
@@ -147,7 +150,7 @@ class Trainer:
         try:
             state = load_checkpoint(chosen, self.model, self.optimiser, self.device)
             self.loader.load(state["loader"])
-            self.share.load(state["gradient"])
+            self.share.load(state["gradient"], find_norms(chosen))
             if self.equalised is not None:
                 self.equalised.load(state["equalised"])
         except (LeadlineError, KeyError, TypeError, ValueError) as error:
@@ -322,8 +325,9 @@ class Trainer:
         if self.equalised is not None:
             state["equalised"] = self.equalised.state()
         report = self._gradient()
-        save_checkpoint(self.out, self.model, self.optimiser, state, keep=self.run.config.keep, gradient=report)
-        write_gradient(self.out, report)
+        norms, keep = self.share.norms(), self.run.config.keep
+        save_checkpoint(self.out, self.model, self.optimiser, state, keep=keep, gradient=report, norms=norms)
+        write_gradient(self.out, report, norms)
         self._saved, self._saved_at = self.step, time.monotonic()
 
     def _gradient(self) -> dict[str, Any]:
@@ -361,7 +365,7 @@ class Trainer:
             notes=tuple(run.notes()),
         )
         try:
-            write_gradient(self.out, self._gradient())
+            write_gradient(self.out, self._gradient(), self.share.norms())
             write_json(self.out / "summary.json", to_dict(summary))
         except OSError as error:
             raise LeadlineError(f"can't write the summary into {self.out}: {error.strerror or error}") from error

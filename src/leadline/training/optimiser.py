@@ -49,9 +49,14 @@ def split_by_decay(model: nn.Module, *, decay_embeddings: bool) -> tuple[dict[st
     return decayed, plain
 
 
+def warmup_steps(steps: int, config: RunConfig) -> int:
+    """In how many of `steps` steps the rate rises."""
+    return math.ceil(config.warmup * steps)
+
+
 def rate_at(step: int, steps: int, config: RunConfig) -> float:
     """The share of the peak rate in step `step`, counted from 1, of `steps`."""
-    warmup = math.ceil(config.warmup * steps)
+    warmup = warmup_steps(steps, config)
     if step <= warmup:
         return step / warmup
     final = config.final_fraction

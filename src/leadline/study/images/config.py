@@ -112,9 +112,14 @@ class ImageRunConfig:
         """Steps between evaluations."""
         return self.evaluate_every or max(1, -(-self.steps // 5))
 
+    @property
+    def warmup_steps(self) -> int:
+        """In how many steps the learning rate rises."""
+        return math.ceil(self.warmup * self.steps)
+
     def rate_at(self, step: int) -> float:
         """The learning rate in `step`, counted from 1."""
-        rising = math.ceil(self.warmup * self.steps)
+        rising = self.warmup_steps
         if step <= rising:
             return self.learning_rate * step / rising
         done = (step - rising) / max(1, self.steps - rising)

@@ -27,6 +27,7 @@ from leadline.training.checkpoint import choose_checkpoint, load_checkpoint, sav
 from leadline.training.gradient_detail import detail_of
 from leadline.training.gradient_file import write_gradient
 from leadline.training.gradient_norms import Norms
+from leadline.training.gradient_steps import find_norms
 from leadline.training.interrupt import catch_interrupt
 from leadline.training.memory import peak_memory
 from leadline.training.optimiser import split_by_decay
@@ -108,7 +109,9 @@ class ImageTrainer:
         self.device = usable_device(config.device)
         self.model = ResNet(config.model(images), seed=config.seed).to(self.device)
         self.optimiser = make_sgd(self.model, config)
-        self.share = GradientShare(self.model, since=config.gradient_from, until=config.gradient_until)
+        self.share = GradientShare(
+            self.model, since=config.gradient_from, until=config.gradient_until, warmup=config.warmup_steps
+        )
         self.loader = ImageLoader(images, config.batch_size, config.seed)
         self.step, self.seconds, self.train_loss = 0, 0.0, 0.0
         self._restore()
@@ -122,7 +125,7 @@ class ImageTrainer:
         try:
             state = load_checkpoint(chosen, self.model, self.optimiser, self.device)
             self.loader.load(state["loader"])
-            self.share.load(state["gradient"])
+            self.share.load(state["gradient"], find_norms(chosen))
         except (LeadlineError, KeyError, TypeError, ValueError) as error:
             raise LeadlineError(f"can't go on from {chosen}: {error}; start in another folder") from error
         self.step, self.seconds, self.train_loss = state["step"], state["seconds"], state["train_loss"]
@@ -221,9 +224,9 @@ class ImageTrainer:
             "loader": self.loader.state(),
             "gradient": self.share.state(),
         }
-        report = self.share.report()
-        save_checkpoint(self.out, self.model, self.optimiser, state, keep=self.config.keep, gradient=report)
-        write_gradient(self.out, report)
+        report, norms, keep = self.share.report(), self.share.norms(), self.config.keep
+        save_checkpoint(self.out, self.model, self.optimiser, state, keep=keep, gradient=report, norms=norms)
+        write_gradient(self.out, report, norms)
 
     def _finish(self) -> dict[str, Any]:
         scores = self._evaluate()
@@ -246,7 +249,7 @@ class ImageTrainer:
             notes=NOTES,
         )
         content = {**to_dict(summary), "accuracy": scores.accuracy}
-        write_gradient(self.out, self.share.report())
+        write_gradient(self.out, self.share.report(), self.share.norms())
         try:
             write_json(self.out / "summary.json", content)
         except OSError as error:
