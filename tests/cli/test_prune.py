@@ -77,7 +77,12 @@ def test_ranges_and_stride(runs: list[Path], data: Path, tmp_path: Path, capsys:
 
 def test_a_dry_run(runs: list[Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words(runs[:1], data, "--criterion", "cfp", "--count", "1", "--dry-run")) == 0
-    assert "nothing was written (--dry-run)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "nothing was written (--dry-run)" in said
+    assert "scores by cfp, gradient share by the definition sum; low is cut first" in said
+    more = ("--criterion", "cfp", "--gradient-definition", "clipped", "--count", "1", "--dry-run")
+    assert main(words(runs[:1], data, *more)) == 0
+    assert "gradient share by the definition clipped; low" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -96,6 +101,8 @@ def test_a_sweep(runs: list[Path], data: Path, tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().out
     assert "C1: CFP beats similarity, Taylor and magnitude in perplexity and rank stability: " in said
     assert "report: " in said
+    assert all(f"\ncfp, {name} " in said for name in ("sum", "clipped", "mean-of-shares", "after-warmup"))
+    assert " By clipped, " in said
     files = [".lock", "report.html", "results.json", "sweep.json"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == files
 
@@ -182,6 +189,11 @@ def test_a_sweep_does_not_mix_models(
         (("--blocks", "1", "--stride", "17", "--dry-run"), "--stride 17 is more than the context"),
         (("--blocks", "1", "--heal-lr", "0.1", "--dry-run"), "--heal-lr goes with --heal-tokens"),
         (("--blocks", "1", "--criteria", "cfp", "--dry-run"), "--criteria goes with --sweep"),
+        (("--blocks", "1", "--gradient-definition", "sum", "--dry-run"), "goes with it alone"),
+        (
+            ("--sweep", "0.5", "--criteria", "taylor", "--gradient-definition", "clipped", "--dry-run"),
+            "--gradient-definition is of cfp, and --criteria taylor is without it",
+        ),
         (("--sweep", "0.5", "--criterion", "cfp", "--dry-run"), "--criterion is for a single cut"),
         (("--sweep", "half", "--dry-run"), "--sweep 'half' is no list of numbers"),
         (("--sweep", "0.5", "--seeds", "none", "--dry-run"), "--seeds 'none'"),

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from leadline.designs import PRESETS, ShapeConfig, count_flops, preset_named, reshaped, resolve
+from leadline.designs import PRESETS, ShapeConfig, count_flops, levelled, preset_named, reshaped, resolve
 from leadline.designs.taper import Schedule, Taper, Widths, read_schedule, spans
 from leadline.errors import UsageError
 from leadline.models import Decoder
@@ -42,6 +42,27 @@ def test_the_named_tapers() -> None:
         count_flops(resolve(f"cascade-{n}").decoder(SHAPE, 17)).training_total for n in ("a2", "reverse", "middle")
     }
     assert len(costs) == 1
+
+
+@pytest.mark.parametrize(
+    ("tapered", "uniform"),
+    [
+        ("cascade-a2", "taper(heads=2/3)"),
+        ("cascade-reverse", "taper(heads=2/3)"),
+        ("cascade-f1", "taper(mlp=3/4)"),
+        ("cascade-af", "taper(heads=2/3, mlp=3/4)"),
+        ("mgr + peri-ln + cascade-a2", "mgr-competitive + peri-ln + taper(heads=2/3)"),
+        ("cascade-a1", "taper(heads=5/6)"),
+        ("taper(heads=1/3)", "taper(heads=1/3)"),
+        ("prenorm", "prenorm"),
+    ],
+)
+def test_levelled_has_the_mean_widths_in_every_layer(tapered: str, uniform: str) -> None:
+    found = levelled(resolve(tapered), SHAPE)
+    assert found == resolve(uniform)
+    costs = [count_flops(design.decoder(SHAPE, 17)).training_total for design in (resolve(tapered), found)]
+    # Of 4.6 heads in the mean there are five; everything else comes out even.
+    assert (costs[0] == costs[1]) == (tapered != "cascade-a1")
 
 
 def test_the_mlp_narrows_on_a_line_in_multiples_of_eight() -> None:

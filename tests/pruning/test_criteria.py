@@ -146,6 +146,26 @@ def test_cfp_takes_the_record() -> None:
     assert scores("cfp", toy, "sublayer", gradient=gradient, normalised=True) == (0.4, 0.3, 0.2, 0.1)
 
 
+def test_cfp_takes_the_shares_of_a_definition() -> None:
+    toy = stack(EYE, EYE, EYE, EYE, sublayers=2)
+    gradient = {
+        "share": [0.7, 0.3],
+        "definitions": {"block": {"clipped": [0.25, 0.75]}, "sublayer": {"clipped": [0.4, 0.1, 0.2, 0.3]}},
+        "parameters": {"block": [4, 36], "sublayer": [1, 1, 4, 4]},
+    }
+    assert scores("cfp", toy, gradient=gradient) == (0.7, 0.3)
+    assert scores("cfp", toy, gradient=gradient, definition="clipped") == (0.25, 0.75)
+    assert scores("cfp", toy, "sublayer", gradient=gradient, definition="clipped") == (0.4, 0.1, 0.2, 0.3)
+    # 0.25 / 2 and 0.75 / 6 are equal.
+    divided = scores("cfp", toy, gradient=gradient, definition="clipped", normalised=True)
+    assert divided == pytest.approx((0.5, 0.5))
+    with pytest.raises(UsageError, match=r"--gradient-definition mean-of-shares: .*; sum works"):
+        scores("cfp", toy, gradient=gradient, definition="mean-of-shares")
+    broken = {**gradient, "parameters": {"block": [4]}}
+    with pytest.raises(LeadlineError, match="is damaged: definitions block clipped and its parameters do not fit"):
+        scores("cfp", toy, gradient=broken, definition="clipped", normalised=True)
+
+
 @pytest.mark.parametrize(
     ("gradient", "message"),
     [

@@ -70,10 +70,19 @@ def test_a_cut_model_is_cut_again_by_its_record(trained: Any, tmp_path: Path) ->
     first = prune(subject, data, wish("cfp"), tmp_path / "one")
     shares = json.loads((trained() / "gradient.json").read_text())["share"]
     kept = [shares[int(block)] for block in first["kept"]]
+    assert first["gradient_definition"] == "sum"
     gradient = json.loads((tmp_path / "one" / "gradient.json").read_text())
     assert gradient["share"] == pytest.approx([share / sum(kept) for share in kept])
     assert gradient["units"]["block"] == ["0", "1", "2"]
     assert gradient["units_before"]["block"] == first["kept"]
+    whole = json.loads((trained() / "gradient.json").read_text())
+    for name, values in whole["definitions"]["block"].items():
+        left = [values[int(block)] for block in first["kept"]]
+        assert gradient["definitions"]["block"][name] == pytest.approx([value / sum(left) for value in left])
+        assert len(gradient["definitions"]["sublayer"][name]) == 6
+    assert (gradient["clip"], gradient["warmup_steps"]) == (whole["clip"], whole["warmup_steps"])
+    by_other = dataclasses.replace(wish("cfp"), definition="mean-of-shares")
+    assert prune(open_subject(tmp_path / "one"), data, by_other, None)["gradient_definition"] == "mean-of-shares"
     second = prune(open_subject(tmp_path / "one"), data, wish("cfp"), tmp_path / "two")
     # The lowest of those that are left is the second lowest of the whole model.
     order = sorted(range(4), key=lambda block: shares[block])

@@ -243,23 +243,62 @@ def test_what_is_known_of_a_model_stays_whichever_models_are_beside_it(
 
 
 def test_a_headline_names_noise(trained: Any) -> None:
-    def results(**losses: list[float]) -> dict[str, Any]:
+    def results(smallest: float = 0.05, **losses: list[float]) -> dict[str, Any]:
         def quality(values: list[float]) -> list[dict[str, float]]:
-            return [{"loss": value, "perplexity": 2 * value} for value in values]
+            return [{"bits_per_byte": value, "perplexity": 2 * value} for value in values]
 
         criteria = {name: {"points": [{"count": 1, "quality": quality(v)}]} for name, v in losses.items()}
         return {
             "criteria": criteria, "seeds_are": "models", "whole": quality([1.0]), "ratios": [0.5], "unit": "block",
-            "units": ["0", "1"],
+            "units": ["0", "1"], "definition": "clipped", "smallest_effect": smallest,
         }  # fmt: skip
 
     low, near, high = [2.0, 2.1, 2.02], [2.05, 2.07, 2.06], [3.0, 3.15, 2.99]
     tail = ": without 1 of 2 blocks perplexity goes from 2 to 4.08"
     assert headline(results(cfp=low, taylor=near, random=high)) == (
-        f"cfp loses least over these ratios, within noise of taylor{tail}"
+        f"cfp (clipped) loses least over these ratios, but is not told apart by 0.05 bits per byte from taylor{tail}"
     )
-    assert headline(results(cfp=low, random=high)) == f"cfp loses least over these ratios{tail}"
-    assert headline(results(cfp=low)) == f"cfp is the only criterion{tail}"
+    assert headline(results(cfp=low, random=high)) == f"cfp (clipped) loses least over these ratios{tail}"
+    assert headline(results(cfp=low)) == f"cfp (clipped) is the only criterion{tail}"
+    # Beyond noise, and less than what matters.
+    after = [value + 0.02 + 0.001 * seed for seed, value in enumerate(low)]
+    assert "but is not told apart by 0.05 bits per byte from taylor" in headline(results(cfp=low, taylor=after))
+    assert headline(results(0.0, cfp=low, taylor=after)) == f"cfp (clipped) loses least over these ratios{tail}"
+
+
+def test_cfp_is_measured_by_every_definition_and_a_cut_is_measured_once(trained: Any, tmp_path: Path) -> None:
+    run = changed(trained(), tmp_path / "run")
+    record = json.loads((run / "gradient.json").read_text())
+    up = [0.1, 0.2, 0.3, 0.4]
+    record["definitions"]["block"] |= {"clipped": up[::-1], "mean-of-shares": up[::-1], "after-warmup": up}
+    (run / "gradient.json").write_text(json.dumps({**record, "share": up}))
+    subject = open_subject(run)
+    data, measured = subject.data(str(trained.data)), []
+    base = dataclasses.replace(BASE, definition="clipped")
+    found = sweep([subject], data, wish(0.5, base=base, criteria=("cfp",), seeds=(0,)), measured.append)
+    cuts = {name: one["points"][0]["cut"][0] for name, one in found["definitions"].items()}
+    assert cuts == {
+        "sum": ["0", "1"], "clipped": ["2", "3"], "mean-of-shares": ["2", "3"], "after-warmup": ["0", "1"]
+    }  # fmt: skip
+    assert sum(" cut, seed" in text for text in measured) == 2
+    assert (found["definition"], found["criteria"]["cfp"]["scores"]) == ("clipped", [up[::-1]])
+    # A single cut by it says the same.
+    single = dataclasses.replace(base, criterion="cfp", amount=Amount(ratio=0.5))
+    cut = prune(subject, data, single, None)
+    assert (cut["gradient_definition"], cut["cut"]) == ("clipped", ["2", "3"])
+    # A run that goes on from before each step's norms were kept has no other definitions.
+    record["definitions"] = {"block": {}, "sublayer": {}}
+    (run / "gradient.json").write_text(json.dumps({**record, "share": up}))
+    subject = open_subject(run)
+    found = sweep([subject], data, wish(0.5, seeds=(0,)))
+    assert list(found["definitions"]) == ["sum"]
+    assert "has no shares by it" in found["left_out"]["cfp by clipped"]
+    with pytest.raises(UsageError, match=r"--gradient-definition clipped: gradient\.json has no shares by it"):
+        prune(subject, data, single, None)
+    with pytest.raises(UsageError, match=r"--criteria cfp: .* has no shares by it"):
+        sweep([subject], data, wish(0.5, base=base, criteria=("cfp",)))
+    with pytest.raises(UsageError, match="--gradient-definition clip is not known; sum, clipped, mean-of-shares"):
+        dataclasses.replace(BASE, definition="clip")
 
 
 def test_normalised_goes_with_cfp() -> None:

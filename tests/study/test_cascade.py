@@ -57,13 +57,20 @@ def read(out: Path) -> dict[str, Any]:
     return content
 
 
+def results_of_speed(out: Path, name: str) -> list[float]:
+    content: list[float] = json.loads((out / "speed.json").read_text(encoding="utf-8"))["latency"][name]
+    return content
+
+
 def test_both_are_trained_to_equal_flops_and_timed(studied: Path) -> None:
     results = read(studied)
-    base, taper = results["arms"]
-    assert (base["name"], taper["name"]) == ("prenorm", "cascade-a2")
-    assert [arm["status"] for arm in results["arms"]] == ["ok", "ok"]
+    base, taper, control = results["arms"]
+    assert [arm["name"] for arm in results["arms"]] == ["prenorm", "cascade-a2", "taper(heads=2/3)"]
+    assert [arm["status"] for arm in results["arms"]] == ["ok"] * 3
     costs = [arm["flops_per_token"] * arm["tokens"] for arm in results["arms"]]
     assert costs[1] == pytest.approx(costs[0], rel=0.01)
+    for name in ("flops_per_token", "tokens", "parameters", "learning_rate"):
+        assert taper[name] == control[name]
     assert taper["tokens"] > base["tokens"] == 960
     for arm in results["arms"]:
         summary = json.loads((studied / "runs" / f"{arm['slug']}-seed0" / "summary.json").read_text())
@@ -72,12 +79,19 @@ def test_both_are_trained_to_equal_flops_and_timed(studied: Path) -> None:
         assert summary["parameters"] == arm["parameters"]
         assert arm["loss"]["mean"] == pytest.approx(summary["loss"])
     assert [layer[0] for layer in taper["widths"]] == [6, 4, 2]
+    assert [layer[0] for layer in control["widths"]] == [4, 4, 4]
+    own = taper["against_control"]
+    assert own["mean"] == pytest.approx(taper["bits_per_byte"]["mean"] - control["bits_per_byte"]["mean"])
+    assert (base["against_control"], control["against_control"]) == (None, None)
     assert taper["difference"]["mean"] == pytest.approx(taper["bits_per_byte"]["mean"] - base["bits_per_byte"]["mean"])
     speed = taper["generation"]
     assert speed["latency_ratio"]["low"] <= speed["latency_ratio"]["median"] <= speed["latency_ratio"]["high"]
     assert speed["tokens_per_second"]["median"] > 0
     assert len(speed["latency_rounds"]) == 6
     assert base["generation"]["latency_ratio"]["median"] == 1
+    assert len(speed["control"]["latency_rounds"]) == 6
+    ours, theirs = (results_of_speed(studied, name) for name in ("cascade-a2", "taper(heads=2/3)"))
+    assert speed["control"]["latency_rounds"] == pytest.approx([a / b for a, b in zip(ours, theirs, strict=True)])
     assert results["judgements"][0]["outcome"] == "open"
 
 
@@ -128,21 +142,75 @@ def wish(**options: Any) -> CascadeWish:
 
 def test_the_plan_solves_for_what_is_asked(dataset: DataSet) -> None:
     by_depth = make_plan(wish(designs=("cascade-af", "cascade-f2"), by="depth+tokens"), dataset)
-    assert [arm.name for arm in by_depth.arms] == ["prenorm", "cascade-af", "cascade-f2"]
+    assert [arm.name for arm in by_depth.arms if arm.name.startswith("cascade")] == ["cascade-af", "cascade-f2"]
     assert by_depth.arms[1].shape["blocks"] == len(by_depth.arms[1].widths) > 3
     assert all(abs(arm.residual) < 0.01 for arm in by_depth.arms)
     assert by_depth.seeds == (0, 1)
     other = make_plan(wish(baseline="mgr", designs=("mgr + cascade-a2", "mgr"), rates="3e-3"), dataset)
-    assert [arm.name for arm in other.arms] == ["mgr-competitive", "mgr-competitive + cascade-a2"]
+    named = ["mgr-competitive", "mgr-competitive + cascade-a2", "mgr-competitive + taper(heads=2/3)"]
+    assert [arm.name for arm in other.arms] == named
     assert {arm.learning_rate for arm in other.arms} == {3e-3}
-    default = make_plan(CascadeWish(), dataset)
-    assert len(default.arms) == 8
-    assert equally_wide(default.arms, "prenorm") == ["cascade-a2", "cascade-reverse", "cascade-middle"]
-    assert equally_wide(other.arms, "mgr-competitive") == []
-    assert default.baseline.shape == {"dim": 96, "blocks": 15, "heads": 6, "kv_heads": 6, "head_dim": 16, "hidden": 256}
+    assert equally_wide(other.arms) == []
     assert shape_of(preset_named("tiny"), CascadeWish(dim=96)) == shape_of(preset_named("tiny"), CascadeWish())
     assert shape_of(preset_named("tiny"), CascadeWish(dim=192)).heads == 6
     assert shape_of(preset_named("S"), CascadeWish(dim=384)).heads == 6
+
+
+def test_the_default_study_has_a_control_of_equal_cost_for_every_taper(dataset: DataSet) -> None:
+    plan = make_plan(CascadeWish(), dataset)
+    arms = {arm.name: arm for arm in plan.arms}
+    assert plan.baseline.shape == {"dim": 96, "blocks": 15, "heads": 6, "kv_heads": 6, "head_dim": 16, "hidden": 256}
+    assert (plan.baseline.tokens, plan.seeds) == (307_200, (0, 1, 2))
+    assert {name: arm.control for name, arm in arms.items() if arm.control} == {
+        "cascade-a2": "taper(heads=2/3)",
+        "cascade-f1": "taper(mlp=3/4)",
+        "cascade-f2": "taper(mlp=5/8)",
+        "cascade-af": "taper(heads=2/3, mlp=3/4)",
+        "cascade-reverse": "taper(heads=2/3)",
+        "cascade-middle": "taper(heads=2/3)",
+        "cascade-a2, deeper": "taper(heads=2/3), deeper",
+    }
+    assert len(arms) == len({arm.slug for arm in plan.arms}) == 13
+    for arm in plan.arms:
+        if arm.control is not None:
+            control = arms[arm.control]
+            assert len(set(control.widths)) == 1
+            assert (arm.flops_per_token, arm.tokens, arm.parameters, len(arm.widths)) == (
+                control.flops_per_token, control.tokens, control.parameters, len(control.widths)
+            )  # fmt: skip
+            assert arm.control_note == "the same FLOPs a token"
+    assert len(arms["cascade-a2, deeper"].widths) == 18
+    assert equally_wide(plan.arms) == ["cascade-a2", "cascade-reverse", "cascade-middle"]
+
+
+def test_the_default_study_of_few_blocks_is_without_a_deeper_arm(dataset: DataSet) -> None:
+    names = [arm.name for arm in make_plan(wish(designs=None), dataset).arms]
+    assert "cascade-a2" in names
+    assert not any("deeper" in name for name in names)
+    names = [arm.name for arm in make_plan(CascadeWish(deeper=("none",)), dataset).arms]
+    assert not any("deeper" in name for name in names)
+    names = [arm.name for arm in make_plan(CascadeWish(designs=("cascade-af",), deeper=("cascade-af",)), dataset).arms]
+    assert names[-2:] == ["cascade-af, deeper", "taper(heads=2/3, mlp=3/4), deeper"]
+
+
+def test_a_uniform_stack_that_costs_otherwise_is_no_control(dataset: DataSet) -> None:
+    # At 15 layers, eight have six heads and seven three: 4.6 in the mean, and five cost more.
+    arms = make_plan(CascadeWish(designs=("cascade-a1",)), dataset).arms
+    assert [(arm.name, arm.control) for arm in arms] == [("prenorm", None), ("cascade-a1", None)]
+    said = "no uniform stack costs the same: the nearest, taper(heads=5/6), has +3.3 % FLOPs a token"
+    assert arms[1].control_note == said
+
+
+def test_a_control_trains_at_its_tapers_rate_unless_it_is_given_one(dataset: DataSet) -> None:
+    for given, expected in (("cascade-a2=3e-3", 3e-3), ("cascade-a2=3e-3,taper(heads=2/3)=2e-3", 2e-3)):
+        arms = make_plan(wish(rates=given), dataset).arms
+        assert [arm.learning_rate for arm in arms] == [4e-3, 3e-3, expected]
+    # Named itself, it takes part once.
+    arms = make_plan(wish(designs=("taper(heads=2/3)", "cascade-a2")), dataset).arms
+    assert [(arm.name, arm.control) for arm in arms[1:]] == [
+        ("taper(heads=2/3)", None),
+        ("cascade-a2", "taper(heads=2/3)"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +222,9 @@ def test_the_plan_solves_for_what_is_asked(dataset: DataSet) -> None:
         ({"by": "depth"}, "--by depth\\+tokens"),
         ({"tokens": 160}, r"--tokens \d+ or more works"),
         ({"batch_size": 0}, "--batch-size 0"),
+        ({"deeper": ("cascade-a2",)}, "--deeper cascade-a2: what it saves at 3 blocks pays for no further one"),
+        ({"deeper": ("cascade-af",)}, "--deeper cascade-af is not among the designs; cascade-a2 work"),
+        ({"deeper": ("cascade-a2",), "by": "depth+tokens"}, "--by depth\\+tokens makes all deeper"),
         ({"heads": 5}, "heads=5 do not share dim=24"),
         ({"seeds": "0"}, "--seeds 0"),
         ({"backend": "compiled", "device": "cuda:0"}, "--backend compiled can't run here"),
@@ -195,8 +266,12 @@ def test_ratios_of_speed_point_the_right_way() -> None:
         "latency": {"base": [0.002] * 6, "taper": [0.001] * 6},
         "throughput": {"base": [0.004] * 6, "taper": [0.002] * 6},
     }
-    found = speed_of(speeds, "taper", "base")
+    assert speed_of(speeds, "taper", "base", "unmeasured")["control"] == {
+        "latency_ratio": None, "throughput_ratio": None, "latency_rounds": []
+    }  # fmt: skip
+    found = speed_of(speeds, "taper", "base", "taper")
     assert found is not None
+    assert found["control"]["latency_ratio"]["median"] == 1
     assert found["milliseconds_per_token"]["median"] == pytest.approx(1)
     assert found["tokens_per_second"]["median"] == pytest.approx(2000)
     assert found["latency_ratio"]["median"] == pytest.approx(0.5)

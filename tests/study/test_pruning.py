@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from leadline.cli.main import main
+from leadline.compare.statistics import SMALLEST_EFFECT
 from leadline.data import DataSet
 from leadline.errors import LeadlineError, UsageError
 from leadline.pruning.tasks import Question, Task
 from leadline.study.pruning import PruningWish, asked, judged, make_plan
+from leadline.training.gradient_steps import DEFINITIONS
 
 
 @pytest.mark.parametrize(
@@ -46,18 +48,19 @@ def test_tokens_are_whole_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "outcome"),
+    ("word", "tone"),
     [
-        ("holds", "holds"),
-        ("does not hold", "does not hold"),
-        ("within noise", "open"),
-        ("open", "open"),
+        ("holds", "better"),
+        ("does not hold", "worse"),
+        ("undecided", "plain"),
+        ("no difference that matters", "plain"),
+        ("depends on the definition", "plain"),
+        ("open", "plain"),
     ],
 )
-def test_a_claim_holds_whole_or_is_open(word: str, outcome: str) -> None:
+def test_the_sweeps_verdict_is_the_studys(word: str, tone: str) -> None:
     found = judged({"claim": "C1", "verdict": word, "evidence": "Loss."})
-    assert found.outcome == outcome
-    assert found.evidence == ("Loss." if word == outcome else f"{word.capitalize()}. Loss.")
+    assert (found.outcome, found.evidence, found.shown().tone) == (word, "Loss.", tone)
 
 
 def task(answer: int = 0, name: str = "marks") -> Task:
@@ -105,6 +108,15 @@ def test_a_small_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert judgement["outcome"] == results["sweep"]["verdict"]["verdict"] == "open"
     assert "Similarity and taylor were not measured." in judgement["evidence"]
     assert "leadline study pruning" in (out / "report.html").read_text()
+
+    # Every definition was measured, and the page names them.
+    definitions = results["sweep"]["definitions"]
+    assert list(definitions) == list(DEFINITIONS)
+    assert definitions["sum"] == results["sweep"]["criteria"]["cfp"]
+    assert results["sweep"]["smallest_effect"] == SMALLEST_EFFECT
+    page = (out / "report.html").read_text()
+    assert "gradient share: sum" in page
+    assert all(f"{name} minus magnitude" in page for name in DEFINITIONS)
 
     # The share that was recorded in training is what cfp ranks by.
     record = json.loads((out / "runs" / "prenorm-seed0" / "gradient.json").read_text())

@@ -280,7 +280,9 @@ def test_there_is_no_record(tmp_path: Path) -> None:
         r"after the last backward of each step, share\.save",
     ):
         load_gradient(tmp_path)
-    for content in ("{", "[]", '{"share": 3}'):
+    of_no_names = '{"share": [1.0], "definitions": {"block": [1.0]}}'
+    no_share = '{"share": [1.0], "definitions": {"block": {"clipped": [-1.0]}}}'
+    for content in ("{", "[]", '{"share": 3}', of_no_names, no_share):
         (tmp_path / "gradient.json").write_text(content)
         with pytest.raises(LeadlineError, match=r"gradient\.json"):
             load_gradient(tmp_path)

@@ -61,6 +61,10 @@ class Arguments:
     normalised: bool = False
     """With cfp: shares of norms divided by √(number of parameters), for models that taper."""
 
+    gradient_definition: Literal["sum", "clipped", "mean-of-shares", "after-warmup"] | None = None
+    """With cfp: which norms the share adds up: sum, all before clipping (unless given); clipped; mean-of-shares, every
+    step alike; after-warmup. A sweep measures all, and this one stands among the criteria."""
+
     data: str = "sotu"
     """sotu, a folder that `leadline data prepare` made with the model's tokenizer, or text files."""
 
@@ -158,6 +162,8 @@ def _prune(arguments: Arguments) -> int:
                 )
     if arguments.normalised and arguments.criterion != "cfp":
         raise UsageError("--normalised divides the shares that --criterion cfp reads, and goes with it alone")
+    if arguments.gradient_definition is not None and arguments.criterion != "cfp":
+        raise UsageError("--gradient-definition names the shares that --criterion cfp reads, and goes with it alone")
     if len(arguments.model) != 1:
         raise UsageError(f"{len(arguments.model)} models are given; a cut takes one, and --sweep several")
     if amount_of(arguments).blocks is None and arguments.criterion is None:
@@ -178,6 +184,7 @@ def _prune(arguments: Arguments) -> int:
 def _sweep(arguments: Arguments) -> int:
     from leadline.compare.alone import LOCK_FILE
     from leadline.compare.plan import parse_seeds
+    from leadline.compare.statistics import SMALLEST_EFFECT
     from leadline.errors import UsageError
     from leadline.files import write_json
     from leadline.pruning import open_subject
@@ -213,7 +220,16 @@ def _sweep(arguments: Arguments) -> int:
     for subject in subjects:  # each of them has to be of that text's tokens
         data = subject.data(arguments.data, Progress())
     asked = dataclasses.replace(arguments, criterion="random", count=0)
-    wish = SweepWish(ratios=ratios, base=wish_of(asked, subjects[0]), criteria=criteria, seeds=seeds, task=task)
+    if arguments.gradient_definition is not None and "cfp" not in (criteria or ("cfp",)):
+        raise UsageError(f"--gradient-definition is of cfp, and --criteria {arguments.criteria} is without it")
+    wish = SweepWish(
+        ratios=ratios,
+        base=wish_of(asked, subjects[0]),
+        criteria=criteria,
+        seeds=seeds,
+        task=task,
+        smallest_effect=SMALLEST_EFFECT,
+    )
     results = _swept(subjects, data, wish, arguments)
     if arguments.json is not None:
         write_json(arguments.json, results)
@@ -281,6 +297,7 @@ def wish_of(arguments: Arguments, subject: Subject) -> Wish:
         criterion=arguments.criterion,
         unit=arguments.unit,
         normalised=arguments.normalised,
+        definition=arguments.gradient_definition or "sum",
         calibration_tokens=parse_count(arguments.calibration_tokens, "--calibration-tokens"),
         seed=arguments.seed or 0,
         heal=_healing(arguments, subject, context),
@@ -336,7 +353,9 @@ def summary(record: dict[str, Any], out: Path | None) -> list[str]:
     lines = []
     if record["scores"] is not None:
         shown = "  ".join(f"{unit}:{score:.4g}" for unit, score in record["scores"].items())
-        lines += [f"scores by {record['criterion']}, low is cut first", f"  {shown}"]
+        share = record["gradient_definition"]
+        by = f"{record['criterion']}{f', gradient share by the definition {share}' if share else ''}"
+        lines += [f"scores by {by}; low is cut first", f"  {shown}"]
     lines.append(f"cut {len(cut)} of {total} {kind}s: {' '.join(cut) or 'nothing'}")
     lines.append(f"kept {kind}s (numbers of the whole model, from 0): {' '.join(kept)}")
     rows = [("whole", record["before"]), ("cut", record["after"]), ("cut and healed", record["healed"])]
@@ -379,12 +398,13 @@ def sweep_table(results: dict[str, Any]) -> list[str]:
     from statistics import fmean
 
     head = "".join(f"{ratio:>10g}" for ratio in results["ratios"])
-    lines = [f"{'perplexity':12}{head}   Kendall  Spearman"]
-    for name, one in results["criteria"].items():
+    lines = [f"{'perplexity':22}{head}   Kendall  Spearman"]
+    rows = {name: one for name, one in results["criteria"].items() if name != "cfp"}
+    for name, one in ({f"cfp, {d}": one for d, one in results["definitions"].items()} | rows).items():
         means = "".join(f"{fmean(q['perplexity'] for q in p['quality']):10.4g}" for p in one["points"])
         stable = one["stability"] or {"kendall": None, "spearman": None}
         shown = ["–" if v is None else f"{v:.2f}" for v in (stable["kendall"], stable["spearman"])]
-        lines.append(f"{name:12}{means}   {shown[0]:>7}  {shown[1]:>8}")
+        lines.append(f"{name:22}{means}   {shown[0]:>7}  {shown[1]:>8}")
     whole = fmean(q["perplexity"] for q in results["whole"])
     reading = results["reading"]
     lines.append(

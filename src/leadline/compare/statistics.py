@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 LEVEL = 0.95
+SMALLEST_EFFECT = 0.05
+"""Bits per byte below which a difference between designs does not matter, in every comparison and study [ours]."""
 
 
 @dataclass(frozen=True, kw_only=True)

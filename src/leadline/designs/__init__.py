@@ -8,7 +8,7 @@ from leadline.designs.counting import (
     equal_flops,
     tokens_for,
 )
-from leadline.designs.design import Design, Placement, resolve
+from leadline.designs.design import Design, Placement, levelled, resolve
 from leadline.designs.equal import Balance, Side, solve
 from leadline.designs.parts import PARTS, Part
 from leadline.designs.presets import PRESETS, Preset, ShapeConfig, preset_named, reshaped
@@ -34,6 +34,7 @@ __all__ = [
     "count_flops",
     "count_parameters",
     "equal_flops",
+    "levelled",
     "preset_named",
     "reshaped",
     "resolve",

@@ -179,6 +179,17 @@ def resolve(expression: str) -> Design:
     )
 
 
+def levelled(design: Design, shape: ShapeConfig) -> Design:
+    """The design with the same widths in every layer, the means of its taper's at this shape; see `Taper.levelled`.
+
+    Raises:
+        UsageError: the taper doesn't fit the shape.
+    """
+    taper = design.taper.levelled(shape)
+    others = [term.text for term in parse(design.expression) if term.part.slots != ("taper",)]
+    return resolve(" + ".join([*others, f"taper(heads={taper.heads}, mlp={taper.mlp})"]))
+
+
 _ORDER = ("connection", "norm", "placement", "attention", "init", "taper")
 
 

@@ -108,6 +108,21 @@ class Taper:
             found.append(Widths(int(queries), keys, _mlp_width(shape.hidden, mlp.at(number, shape.blocks))))
         return tuple(found)
 
+    def levelled(self, shape: ShapeConfig) -> Taper:
+        """The uniform taper with this one's mean widths: the nearest whole number of heads, and the nearest multiple
+        of 8 of the MLP's width. Whether it costs the same has to be counted. [ours]
+
+        Raises:
+            UsageError: as `widths`.
+        """
+        widths = self.widths(shape)
+        heads = Fraction(sum(width.heads for width in widths), len(widths))
+        hidden = Fraction(sum(width.hidden for width in widths), len(widths) * shape.hidden)
+        return Taper(
+            heads=str(Fraction(max(1, round(heads)), shape.heads)),
+            mlp=str(Fraction(_mlp_width(shape.hidden, hidden), shape.hidden)),
+        )
+
     def notes(self, shape: ShapeConfig) -> list[str]:
         """What someone who runs this taper at this shape should know."""
         if self.uniform:

@@ -1,13 +1,17 @@
 """What a sweep says of claim C1: CFP beats similarity, Taylor and magnitude in perplexity and rank stability.
 
-For perplexity the mean held-out loss over the ratios is compared, seed by seed; for stability the mean Kendall τ-b over
-pairs of seeds. A difference is within noise unless its p-value is below 5 % after Holm's correction over all rivals in
-both measures (ours; see `leadline.pruning.stability`).
+For perplexity the mean held-out bits per byte over the ratios are compared, seed by seed; for stability the mean
+Kendall τ-b over pairs of seeds. A difference is within noise unless its p-value is below 5 % after Holm's correction
+over all rivals in both measures (ours; see `leadline.pruning.stability`). This is done for each definition of the
+gradient share by which CFP was measured:
 
-    holds           CFP is better beyond noise than all three in both
-    does not hold   CFP is worse beyond noise than any of them in either
-    within noise    all three were measured, and no difference is beyond noise
-    open            anything else; the evidence says which
+    holds                        CFP is better than all three in both, beyond noise and by what matters
+    does not hold                CFP is worse than any of them in either, beyond noise and by what matters
+    no difference that matters   it is not worse, and from at least one of them its loss differs by less than matters
+    undecided                    all three were measured, and no difference is beyond noise
+    open                         anything else; the evidence says which
+
+Where these words differ, the verdict is "depends on the definition".
 """
 
 from __future__ import annotations
@@ -17,40 +21,42 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from leadline.drawing.effects import Effect, effect_of
 from leadline.drawing.words import fixed, listed
 from leadline.pruning.stability import Gap, corrected, paired_gap, stability_gap
 
 CLAIM = "C1: CFP beats similarity, Taylor and magnitude in perplexity and rank stability"
 RIVALS = ("similarity", "taylor", "magnitude")
+DEPENDS = "depends on the definition"
 TONES = {"holds": "better", "does not hold": "worse"}
+LEVEL: tuple[Effect, ...] = ("no difference that matters", "smaller than what matters")
+WORDS: dict[Effect, str] = {
+    "better": "better than",
+    "worse": "worse than",
+    "smaller than what matters": "told apart, but by less than what matters, from",
+    "no difference that matters": "not different by what matters from",
+    "undecided": "undecided against",
+    "not told by these seeds": "open against",
+}
 
 
 def verdict(results: Mapping[str, Any]) -> dict[str, Any]:
-    """The verdict as data that JSON can hold: `claim`, `verdict`, `evidence`, `tone`, and the gaps behind it.
+    """The verdict as data that JSON can hold: `claim`, `verdict`, `evidence`, `tone`, and the gaps by definition.
 
-    Gaps are CFP minus the rival: of the loss (negative is better), of τ-b (positive is better). Their p-values are
-    those after the correction.
+    Gaps are CFP minus the rival: of bits per byte (negative is better) as the mean over ratios in `loss` and at each in
+    `ratios`, of τ-b (positive is better) in `stability`. P-values of `loss` and `stability` are those after the
+    correction.
     """
-    measured = results["criteria"]
-    if "cfp" not in measured:
+    if not results["definitions"]:
         reason = results["left_out"].get("cfp", "")
-        return _said("open", f"CFP was not measured{f': {reason}' if reason else ''}.", {}, {})
-    missing = [name for name in RIVALS if name not in measured]
-    rivals = [name for name in RIVALS if name in measured]
-    gaps = corrected(
-        {("loss", name): paired_gap(_differences(measured["cfp"], measured[name])) for name in rivals}
-        | {("stability", name): _stability(results, measured["cfp"], measured[name]) for name in rivals}
-    )
-    loss, stable = ({name: gaps[what, name] for name in rivals} for what in ("loss", "stability"))
-    losses = {name: _side(gap, better_below=True) for name, gap in loss.items()}
-    orders = {name: _side(gap, better_below=False) for name, gap in stable.items()}
-    sentences = []
+        return _said("open", f"CFP was not measured{f': {reason}' if reason else ''}.", {})
+    judged = {name: _judged(results, cfp) for name, cfp in results["definitions"].items()}
+    words = {name: one["verdict"] for name, one in judged.items()}
+    sentences = [f"By {name}, {words[name]}: {one['evidence']}" for name, one in judged.items()]
+    rivals = [name for name in RIVALS if name in results["criteria"]]
     if rivals:
-        sentences += [
-            _sentence("Loss", losses, loss, " nats"),
-            _sentence("Rank stability (Kendall τ-b)", orders, stable, ""),
-            f"Noise is judged after Holm's correction over the {2 * len(rivals)} comparisons.",
-        ]
+        sentences.append(f"Noise is judged after Holm's correction over {2 * len(rivals)} comparisons by definition.")
+    missing = [name for name in RIVALS if name not in rivals]
     if missing:
         sentences.append(f"{listed(missing)} {'were' if len(missing) > 1 else 'was'} not measured.".capitalize())
     if results["seeds_are"] == "calibration texts":
@@ -58,36 +64,77 @@ def verdict(results: Mapping[str, Any]) -> dict[str, Any]:
             "Seeds are calibration texts of one model, so CFP and magnitude rank the same every time; the claim needs "
             "models trained with several seeds."
         )
-        return _said("open", " ".join(sentences), loss, stable)
-    word = _word([*losses.values(), *orders.values()], bool(missing))
-    return _said(word, " ".join(sentences), loss, stable)
+    word = next(iter(words.values())) if len(set(words.values())) == 1 else DEPENDS
+    return _said(word, " ".join(sentences), judged)
 
 
-def _word(sides: Sequence[str], missing: bool) -> str:
+def _judged(results: Mapping[str, Any], cfp: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict by one definition, with the gaps behind it."""
+    measured, smallest = results["criteria"], results["smallest_effect"]
+    rivals = [name for name in RIVALS if name in measured]
+    gaps = corrected(
+        {("loss", name): paired_gap(_differences(cfp, measured[name])) for name in rivals}
+        | {("stability", name): _stability(results, cfp, measured[name]) for name in rivals}
+    )
+    loss, stable = ({name: gaps[what, name] for name in rivals} for what in ("loss", "stability"))
+    losses = {name: _effect(gap, smallest, sign=-1) for name, gap in loss.items()}
+    orders = {name: _effect(gap, 0.0, sign=1) for name, gap in stable.items()}
+    word = "open"
+    if results["seeds_are"] == "models":
+        word = _word(list(losses.values()), list(orders.values()), len(rivals) < len(RIVALS))
+    sentences = []
+    if rivals:
+        sentences = [
+            _sentence("in loss (bits per byte)", losses, loss),
+            _sentence("in rank stability (Kendall τ-b)", orders, stable),
+        ]
+    return {
+        "verdict": word,
+        "evidence": f"CFP is {'; '.join(sentences)}." if sentences else "nothing to compare with.",
+        "loss": _plain(loss),
+        "stability": _plain(stable),
+        "ratios": {name: [_plain_gap(gap) for gap in _by_ratio(cfp, measured[name])] for name in rivals},
+        "effects": losses,
+    }
+
+
+def _word(losses: Sequence[Effect], orders: Sequence[Effect], missing: bool) -> str:
+    sides = [*losses, *orders]
     if "worse" in sides:  # a rival that is better in either refutes the claim, whatever else is known
         return "does not hold"
-    if missing or "open" in sides:
+    if missing or "not told by these seeds" in sides:
         return "open"
+    if any(side in LEVEL for side in losses):
+        return "no difference that matters"
     if "better" not in sides:
-        return "within noise"
+        return "undecided"
     return "holds" if all(side == "better" for side in sides) else "open"
 
 
-def undecided(measured: Mapping[str, Any], winner: str) -> list[str]:
-    """The criteria whose mean loss is not beyond noise from the winner's, after Holm's correction over them all."""
+def level(measured: Mapping[str, Any], winner: str, smallest: float) -> list[str]:
+    """The criteria whose loss is not above the winner's beyond noise and by what matters, after Holm's correction."""
     others = [name for name in measured if name != winner]
     gaps = corrected({name: paired_gap(_differences(measured[winner], measured[name])) for name in others})
-    return [name for name, gap in gaps.items() if gap is None or not gap.beyond_noise]
+    return [name for name, gap in gaps.items() if _effect(gap, smallest, sign=-1) != "better"]
 
 
 def mean_losses(criterion: Mapping[str, Any]) -> list[float]:
-    """By seed, the mean held-out loss over the ratios."""
-    points = criterion["points"]
-    return [statistics.fmean(p["quality"][seed]["loss"] for p in points) for seed in range(len(points[0]["quality"]))]
+    """By seed, the mean held-out bits per byte over the ratios."""
+    return [statistics.fmean(by_ratio) for by_ratio in zip(*_losses(criterion), strict=True)]
+
+
+def _losses(criterion: Mapping[str, Any]) -> list[list[float]]:
+    """Held-out bits per byte by ratio and seed."""
+    return [[quality["bits_per_byte"] for quality in point["quality"]] for point in criterion["points"]]
 
 
 def _differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[float]:
     return [a - b for a, b in zip(mean_losses(mine), mean_losses(other), strict=True)]
+
+
+def _by_ratio(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[Gap]:
+    pairs = zip(_losses(mine), _losses(other), strict=True)
+    return [paired_gap([a - b for a, b in zip(ours, theirs, strict=True)]) for ours, theirs in pairs]
 
 
 def _stability(results: Mapping[str, Any], mine: Mapping[str, Any], other: Mapping[str, Any]) -> Gap | None:
@@ -96,46 +143,45 @@ def _stability(results: Mapping[str, Any], mine: Mapping[str, Any], other: Mappi
     return stability_gap(mine["scores"], other["scores"])
 
 
-def _side(gap: Gap | None, *, better_below: bool) -> str:
-    if gap is None or gap.beyond_noise is None:
-        return "open"
-    if not gap.beyond_noise:
-        return "within noise"
-    return "better" if (gap.mean < 0) == better_below else "worse"
+def _effect(gap: Gap | None, smallest: float, *, sign: int) -> Effect:
+    if gap is None:
+        return "not told by these seeds"
+    return effect_of(gap.mean, gap.low, gap.high, gap.beyond_noise, smallest, sign=sign)
 
 
-def _sentence(what: str, sides: Mapping[str, str], gaps: Mapping[str, Gap | None], unit: str) -> str:
-    """`Loss: better than taylor (−0.10 nats, −0.14 to −0.06); within noise of magnitude (…).`"""
-    words = {"better": "better than", "worse": "worse than", "within noise": "within noise of", "open": "open against"}
+def _sentence(what: str, effects: Mapping[str, Effect], gaps: Mapping[str, Gap | None]) -> str:
+    """`in loss (bits per byte) better than taylor (−0.10, −0.14 to −0.06), undecided against magnitude (…)`."""
     parts = []
-    for side, opening in words.items():
-        names = [f"{name}{_numbers(gaps[name], unit)}" for name in sides if sides[name] == side]
+    for effect, opening in WORDS.items():
+        names = [f"{name}{_numbers(gaps[name])}" for name in effects if effects[name] == effect]
         if names:
             parts.append(f"{opening} {listed(names)}")
-    return f"{what}: CFP is {'; '.join(parts)}."
+    return f"{what} {', '.join(parts)}"
 
 
-def _numbers(gap: Gap | None, unit: str) -> str:
+def _numbers(gap: Gap | None) -> str:
     if gap is None:
         return ""
     if gap.low is None or gap.high is None:
-        return f" ({fixed(gap.mean, 3, sign=True)}{unit}, too few seeds for an interval, or the same gap in each)"
-    return (
-        f" ({fixed(gap.mean, 3, sign=True)}{unit}, {fixed(gap.low, 3, sign=True)} to {fixed(gap.high, 3, sign=True)})"
-    )
+        return f" ({fixed(gap.mean, 3, sign=True)}, too few seeds for an interval, or the same gap in each)"
+    return f" ({fixed(gap.mean, 3, sign=True)}, {fixed(gap.low, 3, sign=True)} to {fixed(gap.high, 3, sign=True)})"
 
 
-def _said(word: str, evidence: str, loss: Mapping[str, Gap | None], stable: Mapping[str, Gap | None]) -> dict[str, Any]:
-    def plain(gaps: Mapping[str, Gap | None]) -> dict[str, Any]:
-        return {name: None if gap is None else dataclasses.asdict(gap) for name, gap in gaps.items()}
+def _plain(gaps: Mapping[str, Gap | None]) -> dict[str, Any]:
+    return {name: _plain_gap(gap) for name, gap in gaps.items()}
 
+
+def _plain_gap(gap: Gap | None) -> dict[str, Any] | None:
+    return None if gap is None else dataclasses.asdict(gap)
+
+
+def _said(word: str, evidence: str, definitions: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "claim": CLAIM,
         "verdict": word,
         "evidence": evidence,
         "tone": TONES.get(word, "plain"),
-        "loss": plain(loss),
-        "stability": plain(stable),
+        "definitions": dict(definitions),
     }
 
 

@@ -1,6 +1,7 @@
 """What each block or sublayer is worth by a criterion. The lowest scores are cut first.
 
-    cfp         the share of the gradient that it received in training, ḡ (CascadeFlow Pruning, arXiv 2606.26538)
+    cfp         the share of the gradient that it received in training, ḡ (CascadeFlow Pruning, arXiv 2606.26538), by
+                one of the definitions of `leadline.training.gradient_steps`
     similarity  Block Influence 1 - E cos(x_i, x_{i+1}) (arXiv 2403.03853)
     angular     the angle arccos(cos)/π across n contiguous blocks: it chooses all of them at once (arXiv 2403.17887)
     taylor      Σ|Σ_batches w·∂L/∂w|
@@ -23,9 +24,11 @@ from leadline.errors import LeadlineError, UsageError, did_you_mean
 from leadline.probes.watch import TokenBatch
 from leadline.pruning import turning, weighing
 from leadline.pruning.candidates import Candidates, candidates
+from leadline.pruning.gradient import recorded_shares
 from leadline.pruning.select import lowest, lowest_window
 from leadline.pruning.weighing import Say
 from leadline.stacks import Stack, Unit
+from leadline.training.gradient_steps import Definition
 
 CRITERIA = ("cfp", "similarity", "angular", "taylor", "magnitude", "ablation", "random")
 READS_TEXT = ("similarity", "angular", "taylor", "ablation")
@@ -48,6 +51,7 @@ class Evidence:
         gradient: the content of `gradient.json`; None where there is none.
         seed: of `random`.
         normalised: take cfp's share of norms divided by √(number of parameters), which tapered models need.
+        definition: of cfp's share.
         say: told how many of how many passes are done.
     """
 
@@ -56,6 +60,7 @@ class Evidence:
     gradient: Mapping[str, Any] | None = None
     seed: int = 0
     normalised: bool = False
+    definition: Definition = "sum"
     say: Say = field(default=lambda done, of: None)
 
     @property
@@ -144,9 +149,7 @@ def _recorded(found: Candidates, evidence: Evidence, option: str) -> list[float]
     """The gradient shares that training left."""
     if evidence.gradient is None:
         raise UsageError(f"{option} cfp needs the gradient shares of training, and there is no record of them")
-    prefix = "" if found.kind == "block" else "sublayer_"
-    name = f"{prefix}share{'_per_parameter' if evidence.normalised else ''}"
-    shares = evidence.gradient.get(name)
+    name, shares = recorded_shares(evidence.gradient, found.kind, evidence.definition, evidence.normalised)
     # Training too counts what repeats once.
     if not isinstance(shares, list) or len(shares) != len(found.units):
         has = f"{len(shares)} numbers" if isinstance(shares, list) else "no list"

@@ -28,6 +28,7 @@ from leadline.pruning.subject import RECORD, Subject
 from leadline.pruning.text import Reading, quality
 from leadline.stacks import Stack, Unit
 from leadline.training.gradient_file import write_gradient
+from leadline.training.gradient_steps import DEFINITIONS, Definition
 
 CHECKED_TOKENS = 48
 
@@ -43,7 +44,7 @@ class Wish:
         amount: how much, or what.
         criterion: what chooses; None where `amount.blocks` names the units.
         unit: "block" or "sublayer".
-        normalised: of cfp, see `Evidence`.
+        normalised, definition: of cfp, see `Evidence`.
         reading: how held-out text is read.
         calibration_tokens: that criteria read, from the training part.
         seed: of the calibration text and of `random`.
@@ -59,6 +60,7 @@ class Wish:
     criterion: str | None = None
     unit: str = "block"
     normalised: bool = False
+    definition: Definition = "sum"
     calibration_tokens: int = 8192
     seed: int = 0
     heal: Healing | None = None
@@ -67,6 +69,8 @@ class Wish:
     def __post_init__(self) -> None:
         if self.unit not in ("block", "sublayer"):
             raise UsageError(f"--unit {self.unit} is not known; block and sublayer work")
+        if self.definition not in DEFINITIONS:
+            raise UsageError(f"--gradient-definition {self.definition} is not known; {', '.join(DEFINITIONS)} work")
         if self.criterion is not None:
             check_criterion(self.criterion)
         if (self.criterion is None) == (self.amount.blocks is None):
@@ -149,6 +153,7 @@ def evidence_for(subject: Subject, data: DataSet, wish: Wish, criterion: str, sa
         gradient=subject.gradient() if criterion == "cfp" else None,
         seed=wish.seed,
         normalised=wish.normalised,
+        definition=wish.definition,
         say=lambda done, of: say(f"{criterion}: {done} of {of}"),
     )
 
@@ -217,6 +222,7 @@ def _record(subject: Subject, data: DataSet, wish: Wish, choice: Choice) -> dict
         "origin": subject.origin,
         "criterion": wish.criterion or "blocks",
         "normalised": wish.normalised,
+        "gradient_definition": wish.definition if wish.criterion == "cfp" else None,
         "unit": wish.unit,
         "amount": dataclasses.asdict(wish.amount),
         "seed": wish.seed,

@@ -1,4 +1,4 @@
-"""Which criteria a sweep's models have what it takes for."""
+"""Which criteria a sweep's models have what it takes for, and by which definitions of the gradient share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,28 @@ import torch
 from leadline.errors import LeadlineError, UsageError
 from leadline.pruning.criteria import CRITERIA, Evidence, rank
 from leadline.pruning.subject import Subject
+from leadline.training.gradient_steps import DEFINITIONS, Definition
 
 if TYPE_CHECKING:
     from leadline.pruning.sweep import SweepWish
 
 
-def fitting(subjects: Sequence[Subject], wish: SweepWish, repeats: bool) -> tuple[list[str], dict[str, str]]:
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What fits, and what doesn't.
+
+    Attributes:
+        criteria: those that fit.
+        definitions: those of the gradient share by which cfp ranks; empty without cfp.
+        left_out: why others don't fit, by name; that of a definition is `cfp by clipped`.
+    """
+
+    criteria: list[str]
+    definitions: list[Definition]
+    left_out: dict[str, str]
+
+
+def fitting(subjects: Sequence[Subject], wish: SweepWish, repeats: bool) -> Fit:
     """The criteria that fit, and why others don't.
 
     Args:
@@ -26,13 +42,15 @@ def fitting(subjects: Sequence[Subject], wish: SweepWish, repeats: bool) -> tupl
         UsageError: one that was asked for doesn't fit; says why, and which do.
     """
     reasons: dict[str, str] = {}
+    unranked: dict[Definition, str] = {}
     lacking = [str(subject.path) for subject in subjects if not subject.has_gradient]
     if lacking:
         reasons["cfp"] = f"{', '.join(lacking)} has no record of gradients (gradient.json); `leadline train` keeps one"
     else:
-        unusable = [reason for subject in subjects if (reason := _unusable(subject, wish)) is not None]
-        if unusable:
-            reasons["cfp"] = "; ".join(unusable)
+        found = {name: "; ".join(_unusable(subjects, wish, name)) for name in DEFINITIONS}
+        unranked = {name: reason for name, reason in found.items() if reason}
+        if wish.base.definition in unranked:
+            reasons["cfp"] = unranked[wish.base.definition]
     if wish.base.unit != "block":
         reasons["angular"] = "it chooses contiguous blocks"
     elif repeats:
@@ -46,17 +64,28 @@ def fitting(subjects: Sequence[Subject], wish: SweepWish, repeats: bool) -> tupl
             fit = ", ".join(other for other in CRITERIA if other not in reasons)
             raise UsageError(f"--criteria {name}: {reasons[name]}; {fit} work")
     names = [name for name in wish.criteria or CRITERIA if name not in reasons]
-    return names, {} if wish.criteria else reasons
+    left_out = {} if wish.criteria else reasons
+    if "cfp" not in names:
+        return Fit(criteria=names, definitions=[], left_out=left_out)
+    left_out |= {f"cfp by {name}": reason for name, reason in unranked.items()}
+    return Fit(criteria=names, definitions=[d for d in DEFINITIONS if d not in unranked], left_out=left_out)
 
 
-def _unusable(subject: Subject, wish: SweepWish) -> str | None:
-    """Why a model's record of gradients ranks nothing; None where it does."""
-    try:
-        evidence = Evidence(stack=subject.stack, gradient=subject.gradient(), normalised=wish.base.normalised)
-        rank("cfp", wish.base.unit, evidence)
-    except LeadlineError as error:
-        return f"{subject.path}: {error}"
-    return None
+def _unusable(subjects: Sequence[Subject], wish: SweepWish, definition: Definition) -> list[str]:
+    """Why records of gradients rank nothing by a definition; empty where all do."""
+    reasons = []
+    for subject in subjects:
+        evidence = Evidence(
+            stack=subject.stack,
+            gradient=subject.gradient(),
+            normalised=wish.base.normalised,
+            definition=definition,
+        )
+        try:
+            rank("cfp", wish.base.unit, evidence)
+        except LeadlineError as error:
+            reasons.append(f"{subject.path}: {error}")
+    return reasons
 
 
 def _additive(subject: Subject, wish: SweepWish) -> str | None:

@@ -1,4 +1,4 @@
-"""The gradient record of a model that was cut: what is left of it, so that it can be cut again."""
+"""The shares in a record of gradients by their definition, and what is left of the record of a model that was cut."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from leadline.errors import LeadlineError, UsageError
 from leadline.pruning.candidates import Candidates
 from leadline.stacks import Stack, Unit
+from leadline.training.gradient_steps import Definition
 
 LISTS = {
     "share": "block",
@@ -15,6 +17,39 @@ LISTS = {
     "sublayer_share": "sublayer",
     "sublayer_share_per_parameter": "sublayer",
 }
+
+
+def recorded_shares(
+    gradient: Mapping[str, Any], kind: str, definition: Definition, normalised: bool
+) -> tuple[str, Any]:
+    """The shares by a definition, and what `gradient.json` calls them; the list is as it was found, which may be wrong.
+
+    Args:
+        gradient: the content of `gradient.json`.
+        kind: "block" or "sublayer".
+        normalised: of norms divided by √(number of parameters). The mean of shares is divided behind the mean.
+
+    Raises:
+        UsageError: the record has no shares by this definition.
+        LeadlineError: shares and parameters do not fit each other.
+    """
+    name = f"{'' if kind == 'block' else 'sublayer_'}share{'_per_parameter' if normalised else ''}"
+    if definition == "sum":
+        return name, gradient.get(name)
+    by_name = (gradient.get("definitions") or {}).get(kind) or {}
+    if definition not in by_name:
+        raise UsageError(
+            f"--gradient-definition {definition}: gradient.json has no shares by it, because the norms of each step "
+            "were not kept; sum works"
+        )
+    values, name = by_name[definition], f"definitions {kind} {definition}"
+    if not normalised:
+        return name, values
+    try:
+        sizes = gradient["parameters"][kind]
+        return name, _shares([None if v is None else v / max(1, n) ** 0.5 for v, n in zip(values, sizes, strict=True)])
+    except (KeyError, TypeError, ValueError) as error:
+        raise LeadlineError(f"gradient.json is damaged: {name} and its parameters do not fit ({error})") from error
 
 
 def kept_gradient(
@@ -49,11 +84,20 @@ def kept_gradient(
     record: dict[str, Any] = {name: gradient.get(name) for name in ("steps", "window", "steps_not_finite")}
     record["units"] = {kind: [str(unit) for unit in _renumbered(units)] for kind, units in left.items()}
     record["units_before"] = {kind: [str(unit) for unit in units] for kind, units in left.items()}
-    for name, kind in LISTS.items():
-        values = gradient.get(name)
-        if isinstance(values, list) and len(values) == len(whole[kind]):
-            by_unit = dict(zip(whole[kind], values, strict=True))
-            record[name] = _shares([_part(sublayers, unit, by_unit[unit], gone) for unit in left[kind]])
+
+    def kept(values: Any, kind: str) -> list[float | None] | None:
+        if not isinstance(values, list) or len(values) != len(whole[kind]):
+            return None
+        by_unit = dict(zip(whole[kind], values, strict=True))
+        return _shares([_part(sublayers, unit, by_unit[unit], gone) for unit in left[kind]])
+
+    record |= {name: shares for name, kind in LISTS.items() if (shares := kept(gradient.get(name), kind)) is not None}
+    if "definitions" in gradient:
+        record |= {name: gradient.get(name) for name in ("clip", "warmup_steps")}
+        record["definitions"] = {
+            kind: {name: shares for name, values in found_by.items() if (shares := kept(values, kind)) is not None}
+            for kind, found_by in gradient["definitions"].items()
+        }
     if "share" not in record:
         return None
     record["parameters"] = {

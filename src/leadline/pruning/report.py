@@ -12,8 +12,15 @@ from leadline.drawing.page import Cell, Column, Page, Table, TableRow, Verdict, 
 from leadline.drawing.pictures import Entry, Picture, Section
 from leadline.drawing.words import count, fixed, listed, plain
 from leadline.files import write_json, write_text
-from leadline.pruning.claim import best, mean_losses, undecided
+from leadline.pruning.claim import RIVALS, best, level, mean_losses
+from leadline.training.gradient_steps import DEFINITIONS
 
+DEFINITIONS_IN_WORDS = {
+    "sum": "norms of all steps, before clipping",
+    "clipped": "norms after clipping",
+    "mean-of-shares": "every step counts alike",
+    "after-warmup": "norms of the steps after warm-up",
+}
 RESULTS, REPORT = "results.json", "report.html"
 SHORT = {
     "cfp": "CFP", "similarity": "sim", "angular": "ang", "taylor": "tay", "magnitude": "mag", "ablation": "abl",
@@ -48,7 +55,7 @@ def page(results: Mapping[str, Any], command: str = "") -> Page:
         entries=entries,
         legend="criteria",
         sections=[_section(results, entries)],
-        tables=[("What was cut", _cuts(results, entries))],
+        tables=[*_definitions(results), ("What was cut", _cuts(results, entries))],
         facts=_facts(results),
         command=command,
     )
@@ -61,8 +68,9 @@ def headline(results: Mapping[str, Any]) -> str:
     whole = _mean(results["whole"], "perplexity")
     middle = measured[winner]["points"][(len(results["ratios"]) - 1) // 2]
     after = _mean(middle["quality"], "perplexity")
+    shown = f"cfp ({results['definition']})" if winner == "cfp" else winner
     return (
-        f"{winner} {_won(results, winner)}: without {middle['count']} of {len(results['units'])} "
+        f"{shown} {_won(results, winner)}: without {middle['count']} of {len(results['units'])} "
         f"{results['unit']}s perplexity goes from {plain(whole)} to {plain(after)}"
     )
 
@@ -72,8 +80,12 @@ def _won(results: Mapping[str, Any], winner: str) -> str:
         return "is the only criterion"
     if results["seeds_are"] != "models":
         return "loses least over these ratios, which one model can't tell from noise"
-    noise = undecided(results["criteria"], winner)
-    return f"loses least over these ratios{f', within noise of {listed(noise)}' if noise else ''}"
+    smallest = results["smallest_effect"]
+    near = level(results["criteria"], winner, smallest)
+    if not near:
+        return "loses least over these ratios"
+    by = f" by {smallest:g} bits per byte" if smallest else ""
+    return f"loses least over these ratios, but is not told apart{by} from {listed(near)}"
 
 
 def _section(results: Mapping[str, Any], entries: Sequence[Entry]) -> Section:
@@ -151,7 +163,7 @@ def _curves(
 
 def _table(results: Mapping[str, Any], entries: Sequence[Entry]) -> Table:
     columns = [Column(heading=f"{ratio:g}", unit="perplexity") for ratio in results["ratios"]]
-    columns += [Column(heading="mean loss", unit="nats a token")]
+    columns += [Column(heading="mean loss", unit="bits per byte")]
     columns += [Column(heading="Kendall", unit="τ-b"), Column(heading="Spearman", unit="ρ"), Column(heading="Jaccard")]
     rows = []
     for entry in entries:
@@ -159,13 +171,9 @@ def _table(results: Mapping[str, Any], entries: Sequence[Entry]) -> Table:
         cells = [_spread([q["perplexity"] for q in point["quality"]]) for point in one["points"]]
         losses = mean_losses(one)
         cells.append(Cell(text=fixed(statistics.fmean(losses)), below=_ends(losses, 3), strong=True))
-        stable = one["stability"]
-        if stable is None:
-            cells += [Cell(text=fixed(None))] * 3
-        else:
-            shared = statistics.fmean(stable["jaccard"].values())
-            cells += [Cell(text=fixed(v, 2)) for v in (stable["kendall"], stable["spearman"], shared)]
-        rows.append(TableRow(head=entry.name, entry=entry, cells=cells))
+        cells += _stability(one["stability"])
+        remark = f"gradient share: {results['definition']}" if entry.name == "cfp" else ""
+        rows.append(TableRow(head=entry.name, entry=entry, cells=cells, remark=remark))
     over = "models trained with different seeds" if results["seeds_are"] == "models" else "calibration texts"
     return Table(
         label="Criteria",
@@ -175,6 +183,69 @@ def _table(results: Mapping[str, Any], entries: Sequence[Entry]) -> Table:
         notes="Small numbers span all seeds. The last three columns compare rankings and cut sets over "
         f"{over}, as means over pairs and ratios; 1 is the same ranking every time.",
     )
+
+
+def _stability(stable: Mapping[str, Any] | None) -> list[Cell]:
+    if stable is None:
+        return [Cell(text=fixed(None))] * 3
+    shared = statistics.fmean(stable["jaccard"].values())
+    return [Cell(text=fixed(value, 2)) for value in (stable["kendall"], stable["spearman"], shared)]
+
+
+def _definitions(results: Mapping[str, Any]) -> list[tuple[str, Table]]:
+    """CFP by each definition of the gradient share: minus each rival, and how stable it ranks."""
+    judged, found = results["verdict"]["definitions"], results["definitions"]
+    if not found:
+        return []
+    rivals = [name for name in RIVALS if name in results["criteria"]]
+    losses = [
+        TableRow(
+            head=f"{name} minus {rival}",
+            cells=[
+                *(_gap(gap) for gap in judged[name]["ratios"][rival]),
+                _gap(judged[name]["loss"][rival]),
+                judged[name]["effects"][rival],
+            ],
+        )
+        for name in found
+        for rival in rivals
+    ]
+    orders = [
+        TableRow(
+            head=name,
+            cells=[
+                *_stability(one["stability"]),
+                *(_gap(judged[name]["stability"][rival], 2) for rival in rivals),
+                judged[name]["verdict"],
+            ],
+        )
+        for name, one in found.items()
+    ]
+    notes = "; ".join(f"{name}: {DEFINITIONS_IN_WORDS[name]}" for name in DEFINITIONS if name in found)
+    beside = (
+        f"Bits per byte, below zero is better for CFP, with 95 % intervals over seeds. A difference under "
+        f"{results['smallest_effect']:g} does not matter. {notes[0].upper()}{notes[1:]}."
+    )
+    tables = []
+    if losses:
+        columns = [Column(heading=f"{ratio:g}", unit="cut") for ratio in results["ratios"]]
+        columns += [Column(heading="mean", unit="over ratios"), Column(heading="that is", words=True)]
+        label = "CFP minus its rivals, by definition of the gradient share"
+        tables.append((label, Table(label=label, head="definition", columns=columns, rows=losses, notes=beside)))
+    columns = [Column(heading="Kendall", unit="τ-b"), Column(heading="Spearman", unit="ρ"), Column(heading="Jaccard")]
+    columns += [Column(heading=f"minus {rival}'s", unit="τ-b") for rival in rivals]
+    columns += [Column(heading="C1", words=True)]
+    label = "Rank stability of CFP, by definition of the gradient share"
+    return [*tables, (label, Table(label=label, head="definition", columns=columns, rows=orders))]
+
+
+def _gap(gap: Mapping[str, Any] | None, decimals: int = 3) -> Cell:
+    if gap is None:
+        return Cell(text=fixed(None))
+    span = ""
+    if gap["low"] is not None:
+        span = f"{fixed(gap['low'], decimals, sign=True)} to {fixed(gap['high'], decimals, sign=True)}"
+    return Cell(text=fixed(gap["mean"], decimals, sign=True), below=span)
 
 
 def _cuts(results: Mapping[str, Any], entries: Sequence[Entry]) -> Table:

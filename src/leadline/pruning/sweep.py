@@ -30,6 +30,7 @@ from leadline.pruning.sweep_memory import SweepMemory, versions
 from leadline.pruning.tasks import Task, accuracy_on, check_task
 from leadline.pruning.text import quality
 from leadline.stacks import Unit
+from leadline.training.gradient_steps import Definition
 
 Say = Callable[[str], None]
 
@@ -45,6 +46,7 @@ class SweepWish:
             its seed, of calibration text, only with several models.
         seeds: of calibration text, for a single model; with several models each has its own.
         task: questions to answer at each ratio.
+        smallest_effect: the difference of loss, in bits per byte, below which the verdict calls it none that matters.
 
     Raises:
         UsageError: a ratio out of range or twice, an unknown criterion, or `normalised` without cfp.
@@ -55,6 +57,7 @@ class SweepWish:
     criteria: tuple[str, ...] | None = None
     seeds: tuple[int, ...] = (0, 1, 2)
     task: Task | None = None
+    smallest_effect: float = 0.0
 
     def __post_init__(self) -> None:
         for ratio in self.ratios:
@@ -77,7 +80,8 @@ class SweepWish:
 def asked_of(subjects: Sequence[Subject], data: DataSet, wish: SweepWish) -> dict[str, Any]:
     """All that decides a sweep's numbers, as data that JSON can hold: two sweeps that ask the same find the same.
 
-    The record of gradients is not in it: it decides the scores of cfp alone, which are kept under its hash.
+    The record of gradients is not in it, nor the definition of its share: they decide the scores of cfp alone, which
+    are kept under both.
 
     Raises:
         UsageError, LeadlineError: what `sweep` raises before it measures anything.
@@ -136,7 +140,8 @@ def sweep(
 
     Returns:
         What `results.json` holds: `criteria` with `scores` by seed, `points` by ratio (`cut`, `quality` by seed) and
-        `stability`; `whole` by seed; `left_out` with reasons; `verdict` on claim C1.
+        `stability`; the same of cfp by each definition of the gradient share in `definitions`, of which `definition` is
+        the one in `criteria`; `whole` by seed; `left_out` with reasons; `verdict` on claim C1.
 
     Raises:
         UsageError: models that don't differ by seed alone, a ratio that cuts nothing or everything, a criterion that
@@ -148,21 +153,28 @@ def sweep(
     found = candidates(subjects[0].stack, kind)
     free, counts = _cuts(subjects, wish)
     runs = [(s, i) for i, s in enumerate(subjects)] if len(subjects) > 1 else [(subjects[0], s) for s in wish.seeds]
-    names, left_out = fitting(subjects, wish, found.repeats)
+    fit = fitting(subjects, wish, found.repeats)
     text = subjects[0].heldout(data, wish.base.reading)
     measuring = _Measuring(subjects, text, wish, memory, say)
     whole = [measuring.cut(subject, (), "perplexity of the whole model") for subject in subjects]
-    measured: dict[str, Any] = {}
     read = 0
-    for name in names:
+
+    def measure(name: str, definition: Definition) -> dict[str, Any]:
+        nonlocal read
         rankings = []
         for subject, seed in runs:
             # Models are compared on the same calibration text; `random` draws anew for each.
             own = seed if len(subjects) == 1 or name == "random" else wish.base.seed
-            evidence = evidence_for(subject, data, dataclasses.replace(wish.base, seed=own), name, say)
+            base = dataclasses.replace(wish.base, seed=own, definition=definition)
+            evidence = evidence_for(subject, data, base, name, say)
             read = max(read, evidence.tokens)
             rankings.append(measuring.ranking(name, kind, evidence, counts, subject))
-        measured[name] = _points(name, rankings, runs, free, counts, wish, measuring)
+        return _points(name, rankings, runs, free, counts, wish, measuring)
+
+    definitions = {name: measure("cfp", name) for name in fit.definitions}
+    measured = {
+        name: definitions[wish.base.definition] if name == "cfp" else measure(name, "sum") for name in fit.criteria
+    }
     results = {
         **versions(subjects[0].opened.kind == "hugging-face"),
         "device": str(subjects[0].stack.device),
@@ -181,7 +193,10 @@ def sweep(
         "parameters": subjects[0].parameters,
         "whole": whole,
         "criteria": measured,
-        "left_out": left_out,
+        "definition": wish.base.definition,
+        "definitions": definitions,
+        "smallest_effect": wish.smallest_effect,
+        "left_out": fit.left_out,
     }
     return {**results, "verdict": verdict(results)}
 
@@ -246,8 +261,10 @@ class _Measuring:
             windows = None if found.windows is None else {str(n): list(row) for n, row in found.windows.items()}
             return {"scores": list(found.scores), "windows": windows}
 
-        record = "" if evidence.gradient is None else f", record {hash_of_data(evidence.gradient)[:16]}"
-        kept = self.memory.recall(f"{self.names[id(subject)]} scores by {name}, seed {evidence.seed}{record}", measure)
+        about = f"{name}, seed {evidence.seed}"
+        if evidence.gradient is not None:
+            about += f", {evidence.definition} of record {hash_of_data(evidence.gradient)[:16]}"
+        kept = self.memory.recall(f"{self.names[id(subject)]} scores by {about}", measure)
         windows = kept["windows"]
         return Ranking(
             criterion=name,

@@ -1,17 +1,20 @@
-"""`leadline study cascade`: tapered stacks against a uniform one at equal training FLOPs (claim C2).
+"""`leadline study cascade`: tapered stacks against uniform ones at equal training FLOPs (claim C2).
 
-All arms are trained to the same FLOPs; then their trained models generate side by side. Source of the claim:
-CascadeFormer, arXiv 2606.26538. The protocol is ours.
+All arms are trained to the same FLOPs; then their trained models generate side by side. A taper is judged against its
+uniform control, which costs the same a token, and compared with the baseline too. Source of the claim: CascadeFormer,
+arXiv 2606.26538. The protocol is ours.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leadline.compare.gather import RunResult
 from leadline.compare.results import finite
+from leadline.compare.statistics import SMALLEST_EFFECT, Difference
 from leadline.designs import Design, ShapeConfig, preset_named, resolve
 from leadline.designs.taper import UNTAPERED
 from leadline.study import results as shared
@@ -70,13 +73,14 @@ def collect(
     baseline = plan.baseline.name
     runs = read_runs(arms, plan.seeds, out)
     measured, apart = gather(arms, plan.seeds, out), against(baseline, runs, plan.seeds)
-    alike = equally_wide(plan.arms, baseline)
+    beside = against_controls(plan, runs)
+    alike = equally_wide(plan.arms)
     placed = against(CLAIMED, {name: runs[name] for name in alike}, plan.seeds) if CLAIMED in alike else {}
     shape = dataclasses.replace(preset_named(plan.preset).shape, **_changes(plan.baseline.shape, plan.context))
     found = {
         **shared.opening("cascade", command, data),
         "baseline": baseline,
-        "tests_claim": differ_in_taper(resolve(baseline), resolve(CLAIMED)),
+        "smallest_effect": SMALLEST_EFFECT,
         "seeds": list(plan.seeds),
         "preset": {"name": plan.preset, **dataclasses.asdict(shape)},
         "budget": {
@@ -89,12 +93,14 @@ def collect(
         "arms": [
             {
                 **dataclasses.asdict(arm),
-                "summary": resolve(arm.name).summary,
-                "notes": resolve(arm.name).notes(_shape(plan, arm)),
+                "summary": resolve(arm.design).summary,
+                "notes": resolve(arm.design).notes(_shape(plan, arm)),
+                "only_taper": differ_in_taper(resolve(baseline), resolve(arm.design)),
                 **{key: value for key, value in measured[arm.name].items() if key != "depth"},
                 "difference": difference_as_data(apart.get(arm.name)),
+                "against_control": difference_as_data(beside.get(arm.name)),
                 "placement": difference_as_data(placed.get(arm.name)),
-                "generation": speed_of(speeds, arm.name, baseline),
+                "generation": speed_of(speeds, arm.name, baseline, arm.control),
             }
             for arm in plan.arms
         ],
@@ -113,15 +119,24 @@ def differ_in_taper(uniform: Design, tapered: Design) -> bool:
     return alike and uniform.taper == UNTAPERED != tapered.taper
 
 
-def equally_wide(arms: Sequence[ArmPlan], baseline: str) -> list[str]:
-    """The tapers that cost what the claimed one costs a token, itself too: the same width in other places."""
-    costs = {arm.name: (arm.forward_flops, arm.parameters, arm.tokens) for arm in arms if arm.name != baseline}
+def against_controls(plan: CascadePlan, runs: Mapping[str, Sequence[RunResult]]) -> dict[str, Difference]:
+    """Every taper minus its uniform control; tapers with the same control are one comparison."""
+    found: dict[str, Difference] = {}
+    for control in dict.fromkeys(arm.control for arm in plan.arms if arm.control is not None):
+        names = [control, *(arm.name for arm in plan.arms if arm.control == control)]
+        found |= against(control, {name: runs[name] for name in names}, plan.seeds)
+    return found
+
+
+def equally_wide(arms: Sequence[ArmPlan]) -> list[str]:
+    """The tapers that have the claimed one's control and cost the same, itself too: the same width in other places."""
+    costs = {arm.name: (arm.control, arm.flops_per_token, arm.parameters, arm.tokens) for arm in arms if arm.control}
     return [name for name, cost in costs.items() if cost == costs.get(CLAIMED)]
 
 
 def _runs(plan: CascadePlan, arm: ArmPlan) -> Arm:
     config = run_config(
-        design=arm.name,
+        design=arm.design,
         preset=plan.preset,
         shape=arm.shape,
         data=plan.data,

@@ -13,7 +13,7 @@ from leadline.drawing.words import count, fixed, plain
 Arm = Mapping[str, Any]
 
 
-def sections(arms: Sequence[Arm], baseline: str) -> list[Section]:
+def sections(arms: Sequence[Arm]) -> list[Section]:
     """The pictures: where the width is, how the designs learn, how fast they generate."""
     return [
         Section(
@@ -32,7 +32,7 @@ def sections(arms: Sequence[Arm], baseline: str) -> list[Section]:
             name="generation",
             heading="How fast they generate",
             opening="All models take turns in every round, so what disturbs the machine disturbs them alike.",
-            pictures=[picture for picture in [_speeds(arms, baseline)] if picture],
+            pictures=[picture for picture in [_speeds(arms)] if picture],
         ),
     ]
 
@@ -109,29 +109,29 @@ def _curves(arms: Sequence[Arm]) -> Picture | None:
     )
 
 
-def _speeds(arms: Sequence[Arm], baseline: str) -> Picture | None:
+def _speeds(arms: Sequence[Arm]) -> Picture | None:
     lines = [
-        _series(index, arm, list(enumerate(arm["generation"]["latency_rounds"], start=1)))
+        _series(index, arm, list(enumerate(arm["generation"]["control"]["latency_rounds"], start=1)))
         for index, arm in enumerate(arms)
-        if arm["name"] != baseline and arm["generation"] and arm["generation"]["latency_rounds"]
+        if arm["generation"] and arm["generation"]["control"] and arm["generation"]["control"]["latency_rounds"]
     ]
     if not lines:
         return None
     rounds = max(len(line.points) for line in lines)
     low, high = svg.limits([*(y for line in lines for y in line.values), 1.0])
     picture = LinePicture(
-        label="Latency of a token over the baseline's in the same round.",
+        label="Latency of a token over the uniform control's in the same round.",
         x=Axis(label="round", low=1, high=max(2, rounds), at=[(n, str(n)) for n in svg.whole_ticks(1, max(2, rounds))]),
-        y=Axis(label=f"latency over {baseline}'s", low=low, high=high),
+        y=Axis(label="latency over the control's", low=low, high=high),
         panels=[Panel(title="", series=lines)],
-        rule=(1.0, f"{baseline} = 1"),
+        rule=(1.0, "control = 1"),
         tip=lambda name, x, y: f"{name}: {fixed(y)} in round {x:.0f}",
     )
     return Picture(
         name="rounds",
         heading="Latency by round",
-        reading=f"Each line is one design's time for a token at batch 1, divided by {baseline}'s in the same round: "
-        "below 1 is faster, and a line that crosses 1 back and forth is noise.",
+        reading="Each line is one taper's time for a token at batch 1, divided by its uniform control's in the same "
+        "round: below 1 is faster, and a line that crosses 1 back and forth is noise.",
         body=picture.draw(),
     )
 

@@ -1,4 +1,9 @@
-"""What `leadline study cascade` will do: designs at equal training FLOPs, worked out before anything runs."""
+"""What `leadline study cascade` will do: designs at equal training FLOPs, worked out before anything runs.
+
+Beside every taper stands its uniform control: the same widths in every layer, the taper's mean, where that costs the
+same a token. A difference between the two comes from the taper; one to the baseline also comes from a smaller model
+that reads more tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +18,33 @@ from leadline.designs import (
     ShapeConfig,
     Side,
     count_flops,
+    levelled,
     preset_named,
     reshaped,
     resolve,
     settings,
     solve,
 )
-from leadline.designs.equal import By
+from leadline.designs.equal import RESIDUAL, By
+from leadline.designs.expression import slug
+from leadline.drawing.words import fixed
 from leadline.errors import UsageError
 from leadline.ops.choice import Backend, check_backend
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
 
-DESIGNS = ("cascade-a1", "cascade-a2", "cascade-f1", "cascade-f2", "cascade-af", "cascade-reverse", "cascade-middle")
+DESIGNS = ("cascade-a2", "cascade-f1", "cascade-f2", "cascade-af", "cascade-reverse", "cascade-middle")
+"""Without cascade-a1, whose mean is no whole number of heads at 15 layers: no uniform stack costs the same."""
+DEEPER = ("cascade-a2",)
+"""Of these."""
 BASELINE = "prenorm"
 BLOCKS = 15
 """The depth of the paper's baseline."""
 SMALL = {"dim": 96, "heads": 6}
 """Instead of `tiny`'s 72 and 3: six heads can be halved and cut in thirds."""
+TOKENS = 307_200
+"""Of the baseline's runs at `tiny`: three seeds of all default designs take less than an hour on two cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +52,18 @@ class CascadeWish:
     """What a study is asked to be; see `leadline study cascade --help`.
 
     Attributes:
-        tokens: of the baseline's runs; the preset's unless given.
+        designs: the default ones unless given.
+        deeper: those of the designs that also take part with more layers, until they cost what the baseline costs at
+            about its tokens; none with `("none",)`; cascade-a2 with the default designs, unless `by` makes all deeper
+            or it saves too little for a further layer.
+        tokens: of the baseline's runs; the preset's unless given, at `tiny` 307,200.
         rates: as `leadline.compare.plan.parse_rates` reads it.
         dim, heads: the preset's width, and heads as `leadline.designs.reshaped` has them, unless given; at `tiny` 96
             and 6, each unless given, so that heads can be halved and cut in thirds.
     """
 
-    designs: tuple[str, ...] = DESIGNS
+    designs: tuple[str, ...] | None = None
+    deeper: tuple[str, ...] | None = None
     baseline: str = BASELINE
     by: By = "tokens"
     data: str = "sotu"
@@ -58,7 +76,7 @@ class CascadeWish:
     rates: str | None = None
     batch_size: int | None = None
     context: int | None = None
-    evaluations: int = 8
+    evaluations: int = 4
     evaluate_tokens: int = 65_536
     precision: Precision = "float32"
     backend: Backend = "auto"
@@ -70,6 +88,10 @@ class ArmPlan:
     """One design of the study.
 
     Attributes:
+        name: the design's, with what was made of it.
+        design: as `leadline.designs.resolve` reads it.
+        control: the name of the arm that has the mean of its widths in every layer and costs the same a token.
+        control_note: of a taper, by how much the control's FLOPs a token differ, or why there is none.
         shape: options of the model's size that replace the preset's.
         residual: its training FLOPs over the baseline's, minus one.
         forward_flops: per token, operators along depth included.
@@ -77,7 +99,10 @@ class ArmPlan:
     """
 
     name: str
+    design: str
     slug: str
+    control: str | None
+    control_note: str
     learning_rate: float
     shape: dict[str, int]
     tokens: int
@@ -131,16 +156,17 @@ def make_plan(wish: CascadeWish, data: DataSet) -> CascadePlan:
     data.heldout.windows(shape.context)
     check_backend(wish.backend, wish.device.partition(":")[0])
     designs = _designs(wish)
-    rates = parse_rates(wish.rates, [design.name for design in designs])
     batch_tokens = batch_size * shape.context
-    tokens = max(1, -(-(wish.tokens or preset.tokens) // batch_tokens)) * batch_tokens
+    known = TOKENS if preset.name == "tiny" else preset.tokens
+    tokens = max(1, -(-(known if wish.tokens is None else wish.tokens) // batch_tokens)) * batch_tokens
     reference = Side(design=designs[0], shape=shape, tokens=tokens)
-    arms = [
-        _arm(reference, design, preset, data.vocab_size, batch_tokens, wish.by, rates.get(design.name))
-        for design in designs
-    ]
+    arms = _Arms(reference, preset, data.vocab_size, batch_tokens, wish.rates)
+    for design in designs[1:]:
+        arms.add(design, wish.by)
+    for design in _deeper(wish, designs):
+        arms.add_deeper(design, asked=wish.deeper is not None)
     return CascadePlan(
-        arms=tuple(arms),
+        arms=arms.planned(),
         by=wish.by,
         seeds=parse_seeds(wish.seeds),
         data=wish.data,
@@ -167,7 +193,7 @@ def shape_of(preset: Preset, wish: CascadeWish) -> ShapeConfig:
 def _designs(wish: CascadeWish) -> list[Design]:
     """The baseline first."""
     baseline = resolve(wish.baseline)
-    others = [resolve(expression) for expression in wish.designs]
+    others = [resolve(expression) for expression in (DESIGNS if wish.designs is None else wish.designs)]
     found = [baseline]
     for design in others:
         if design.name == baseline.name:
@@ -180,30 +206,105 @@ def _designs(wish: CascadeWish) -> list[Design]:
     return found
 
 
-def _arm(
-    reference: Side, design: Design, preset: Preset, vocab_size: int, batch_tokens: int, by: By, rate: float | None
-) -> ArmPlan:
-    if design == reference.design:
-        side, residual = reference, 0.0
-    else:
-        balance = solve(reference, design, vocab_size=vocab_size, batch_tokens=batch_tokens, by=by)
-        side, residual = balance.variant, balance.residual
-    config = design.decoder(side.shape, vocab_size)
-    flops = count_flops(config)
-    changes = {
-        name: value
-        for name, value in dataclasses.asdict(side.shape).items()
-        if value != getattr(preset, name) and name not in ("context", "tied")
-    }
-    return ArmPlan(
-        name=design.name,
-        slug=design.slug,
-        learning_rate=rate or settings(design, preset).learning_rate,
-        shape=changes,
-        tokens=side.tokens,
-        flops_per_token=flops.training_total,
-        residual=residual,
-        forward_flops=flops.forward,
-        parameters=side.parameters(vocab_size),
-        widths=tuple(tuple(widths) for widths in design.taper.widths(side.shape)),
-    )
+def _deeper(wish: CascadeWish, designs: list[Design]) -> list[Design]:
+    """Those of the designs that also take part deeper."""
+    by_depth = wish.by.startswith("depth")
+    default = DEEPER if wish.designs is None and not by_depth else ()
+    names = default if wish.deeper is None else () if wish.deeper == ("none",) else wish.deeper
+    if names and by_depth:
+        raise UsageError(f"--deeper {','.join(names)} goes with --by tokens or width; --by {wish.by} makes all deeper")
+    tapers = {design.name: design for design in designs[1:]}
+    found = [resolve(name) for name in names]
+    for design in found:
+        if design.name not in tapers:
+            raise UsageError(f"--deeper {design.name} is not among the designs; {', '.join(tapers)} work")
+    if len({design.name for design in found}) < len(found):
+        raise UsageError(f"--deeper {','.join(names)} names a design twice; each takes part once")
+    return found
+
+
+class _Arms:
+    """The arms as they are worked out, the baseline first, each taper's control behind it."""
+
+    def __init__(self, reference: Side, preset: Preset, vocab_size: int, batch_tokens: int, rates: str | None) -> None:
+        self.reference, self.preset, self.vocab_size, self.batch_tokens = reference, preset, vocab_size, batch_tokens
+        self.rates = rates
+        self.sides: dict[str, Side] = {reference.design.name: reference}
+        self.controls: dict[str, tuple[str | None, str]] = {}
+
+    def add(self, design: Design, by: By, suffix: str = "") -> None:
+        """A design at the baseline's cost, and its uniform control if that costs the same a token."""
+        name = f"{design.name}{suffix}"
+        if name in self.sides:  # it was the control of one before
+            return
+        side = self._equal(self.reference, design, by)
+        self.sides[name] = side
+        uniform = levelled(design, side.shape)
+        if len(set(design.taper.widths(side.shape))) > 1:
+            self.controls[name] = self._control(name, side, uniform, suffix)
+
+    def add_deeper(self, design: Design, *, asked: bool) -> None:
+        """The same with more blocks. Where what it saves pays for none, that is an error if it was asked for."""
+        blocks = self.reference.shape.blocks
+        if self._equal(self.reference, design, "depth+tokens").shape.blocks > blocks:
+            self.add(design, "depth+tokens", ", deeper")
+        elif asked:
+            raise UsageError(
+                f"--deeper {design.name}: what it saves at {blocks} blocks pays for no further one; more blocks work, "
+                "or --deeper none"
+            )
+
+    def _control(self, name: str, side: Side, uniform: Design, suffix: str) -> tuple[str | None, str]:
+        vocab_size = self.vocab_size
+        costs = [Side(design=d, shape=side.shape, tokens=1).flops_per_token(vocab_size) for d in (uniform, side.design)]
+        off = costs[0] / costs[1] - 1
+        told = "the same FLOPs a token"
+        if costs[0] != costs[1]:
+            told = f"{fixed(100 * off, 1, sign=True)} % FLOPs a token"
+        if abs(off) >= RESIDUAL:
+            return None, f"no uniform stack costs the same: the nearest, {uniform.name}, has {told}"
+        control = self._equal(side, uniform, "tokens")
+        chosen = f"{uniform.name}{suffix}"
+        if self.sides.setdefault(chosen, control) != control:
+            chosen = f"{chosen}, like {name}"
+            self.sides[chosen] = control
+        return chosen, told
+
+    def _equal(self, reference: Side, design: Design, by: By) -> Side:
+        return solve(reference, design, vocab_size=self.vocab_size, batch_tokens=self.batch_tokens, by=by).variant
+
+    def planned(self) -> tuple[ArmPlan, ...]:
+        """All of them. A control trains at the rate of the first taper that it is beside, unless it is given one."""
+        names = [side.design.name for side in self.sides.values()]
+        rates = parse_rates(self.rates, list(dict.fromkeys(names)))
+        tapers = {control: self.sides[name].design for name, (control, _) in reversed(self.controls.items())}
+        return tuple(
+            self._plan(name, side, rates.get(side.design.name) or rates.get(tapers.get(name, side.design).name))
+            for name, side in self.sides.items()
+        )
+
+    def _plan(self, name: str, side: Side, rate: float | None) -> ArmPlan:
+        design, reference = side.design, self.reference
+        flops = count_flops(design.decoder(side.shape, self.vocab_size))
+        control, note = self.controls.get(name, (None, ""))
+        changes = {
+            field: value
+            for field, value in dataclasses.asdict(side.shape).items()
+            if value != getattr(self.preset, field) and field not in ("context", "tied")
+        }
+        whole = reference.flops_per_token(self.vocab_size) * reference.tokens
+        return ArmPlan(
+            name=name,
+            design=design.expression,
+            slug=slug(name),
+            control=control,
+            control_note=note,
+            learning_rate=rate or settings(design, self.preset).learning_rate,
+            shape=changes,
+            tokens=side.tokens,
+            flops_per_token=flops.training_total,
+            residual=flops.training_total * side.tokens / whole - 1,
+            forward_flops=flops.forward,
+            parameters=side.parameters(self.vocab_size),
+            widths=tuple(tuple(widths) for widths in design.taper.widths(side.shape)),
+        )

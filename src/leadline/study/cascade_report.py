@@ -9,7 +9,7 @@ from typing import Any
 from leadline.drawing.page import Cell, Column, Entry, Page, Table, TableRow, Tone
 from leadline.drawing.words import count, fixed, interval, plain
 from leadline.study.cascade_pictures import sections
-from leadline.study.cascade_verdict import COVERAGE, quality
+from leadline.study.cascade_verdict import COVERAGE, called
 from leadline.study.results import Judgement, facts
 
 Arm = Mapping[str, Any]
@@ -35,7 +35,10 @@ def make_page(results: Mapping[str, Any]) -> Page:
         ],
         lead=[
             "Every model is trained to the same FLOPs: a taper that costs less a token gets more of "
-            f"{'tokens' if budget['by'] == 'tokens' else budget['by']}. Then all of them generate side by side."
+            f"{'tokens' if budget['by'] == 'tokens' else budget['by']}. Its uniform control has the mean of its "
+            "widths in every layer, costs the same a token and reads as many; what differs between the two is the "
+            f"taper. A loss that differs by less than {results['smallest_effect']:g} bits per byte does not matter. "
+            "Then all of them generate side by side."
         ],
         further=results["sentences"],
         warnings=["One seed: no difference of the loss can be called beyond noise. Repeat with --seeds 3 to know."]
@@ -46,7 +49,7 @@ def make_page(results: Mapping[str, Any]) -> Page:
         failures=[(arm["name"], arm["error"]) for arm in arms if arm["error"]],
         entries=entries,
         legend="designs",
-        sections=sections(arms, results["baseline"]),
+        sections=sections(arms),
         tables=[("Budgets", _budgets(arms, entries))],
         facts=[
             ("Seeds", ", ".join(map(str, results["seeds"]))),
@@ -65,25 +68,25 @@ def _table(arms: Sequence[Arm], entries: Sequence[Entry], results: Mapping[str, 
         head="Design",
         columns=[
             Column(heading="Held-out loss", unit="bits per byte"),
+            Column(heading="Difference", unit="to its control"),
             Column(heading="Difference", unit="to the baseline"),
             Column(heading="Perplexity", unit="a token"),
             Column(heading="Latency", unit="ms a token, batch 1"),
-            Column(heading="Change", unit="of latency"),
+            Column(heading="Change", unit="to its control"),
             Column(heading="Throughput", unit=f"tokens/s, batch {batch}"),
-            Column(heading="Change", unit="of throughput"),
-            Column(heading="Training", unit="tokens/s"),
+            Column(heading="Change", unit="to its control"),
         ],
         rows=[_row(arm, entry, len(results["seeds"])) for arm, entry in zip(arms, entries, strict=True)],
-        notes="Loss: mean over seeds and 95 % interval; a difference is coloured where it is beyond noise. Speeds: "
-        "median of interleaved rounds and its interval, coloured where that has 95 % and excludes no change. Training "
-        "speeds are measured while other runs share the machine.",
+        notes="Loss: mean over seeds and 95 % interval; a difference is coloured where it is beyond noise and large "
+        "enough to matter. Speeds: median of interleaved rounds and its interval, coloured where that has 95 % and "
+        "excludes no change.",
     )
 
 
 def _row(arm: Arm, entry: Entry, seeds: int) -> TableRow:
-    bits, loss, difference, speed = arm["bits_per_byte"], arm["loss"], arm["difference"], arm["generation"]
+    bits, loss, speed = arm["bits_per_byte"], arm["loss"], arm["generation"]
     done = sum(value is not None for value in bits["values"]) if bits else 0
-    trained = arm["tokens_per_second"]
+    beside = (speed or {}).get("control") or {}
     return TableRow(
         head=arm["name"],
         entry=entry,
@@ -93,24 +96,23 @@ def _row(arm: Arm, entry: Entry, seeds: int) -> TableRow:
             Cell(text=fixed(bits["mean"]), below=interval(bits["mean"], bits["low"], bits["high"]), strong=True)
             if bits
             else "–",
-            _difference(arm) if difference else "–",
+            _difference(arm["against_control"]),
+            _difference(arm["difference"]),
             fixed(math.exp(loss["mean"])) if loss else "–",
             _median(speed and speed["milliseconds_per_token"], 2),
-            _change(speed and speed["latency_ratio"], entry, more_is_better=False),
+            _change(beside.get("latency_ratio"), more_is_better=False),
             _median(speed and speed["tokens_per_second"], 0),
-            _change(speed and speed["throughput_ratio"], entry, more_is_better=True),
-            f"{trained:,.0f}" if trained else "–",
+            _change(beside.get("throughput_ratio"), more_is_better=True),
         ],
     )
 
 
-def _difference(arm: Arm) -> Cell:
-    found = arm["difference"]
-    tone: Tone = "plain"
-    if found["beyond_noise"]:
-        tone = "worse" if quality(arm) == "does not hold" else "better"
+def _difference(found: Mapping[str, Any] | None) -> Cell | str:
+    if found is None:
+        return "–"
+    tones: dict[str, Tone] = {"better": "better", "worse": "worse"}
     span = interval(found["mean"], found["low"], found["high"])
-    return Cell(text=fixed(found["mean"], sign=True), below=span or "one seed", tone=tone)
+    return Cell(text=fixed(found["mean"], sign=True), below=span or "one seed", tone=tones.get(called(found), "plain"))
 
 
 def _median(found: Mapping[str, Any] | None, decimals: int) -> Cell | str:
@@ -122,8 +124,8 @@ def _median(found: Mapping[str, Any] | None, decimals: int) -> Cell | str:
     )
 
 
-def _change(ratio: Mapping[str, Any] | None, entry: Entry, *, more_is_better: bool) -> Cell | str:
-    if not ratio or entry.baseline:
+def _change(ratio: Mapping[str, Any] | None, *, more_is_better: bool) -> Cell | str:
+    if not ratio:
         return "–"
     level = ratio["low"] <= 1 <= ratio["high"]
     unsure = level or ratio["coverage"] < COVERAGE
@@ -153,6 +155,7 @@ def _budgets(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
                     f"{arm['tokens']:,}",
                     f"{fixed(100 * arm['residual'], 2, sign=True)} %",
                     plain(arm["learning_rate"]),
+                    f"{arm['control']}: {arm['control_note']}" if arm["control"] else arm["control_note"] or "–",
                 ],
             )
         )
@@ -168,6 +171,7 @@ def _budgets(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
             Column(heading="Tokens"),
             Column(heading="FLOPs in all", unit="off the baseline's"),
             Column(heading="Learning rate"),
+            Column(heading="Uniform control", unit="and its cost beside this one's", words=True),
         ],
         rows=rows,
     )

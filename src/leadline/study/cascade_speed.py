@@ -46,7 +46,7 @@ class SpeedOptions:
         threads: of PyTorch; what it takes by itself unless given.
     """
 
-    rounds: int = 25
+    rounds: int = 51
     warm: int = 3
     group: int = 16
     batch: int = 16
@@ -113,22 +113,34 @@ def measure_speed(
     return found
 
 
-def speed_of(speeds: Mapping[str, Any], name: str, baseline: str) -> dict[str, Any] | None:
-    """A model's latency in ms a token, its tokens a second, and both as ratios to the baseline's; None if unmeasured.
+def speed_of(speeds: Mapping[str, Any], name: str, baseline: str, control: str | None = None) -> dict[str, Any] | None:
+    """A model's latency in ms a token and its tokens a second, with the ratios of both; None if unmeasured.
 
-    A ratio of throughput is tokens a second over the baseline's: more is better.
+    Returns:
+        The ratios to the baseline, and under `control` those to another model. A ratio of throughput is tokens a second
+        over the other's: more is better.
     """
     latency, throughput = speeds["latency"].get(name), speeds["throughput"].get(name)
     if not latency or not throughput:
         return None
     batch = int(speeds["options"]["batch"])
-    base_latency, base_throughput = speeds["latency"].get(baseline), speeds["throughput"].get(baseline)
     return {
         "milliseconds_per_token": _as_data(median_of([1e3 * seconds for seconds in latency])),
         "tokens_per_second": _as_data(median_of([batch / seconds for seconds in throughput])),
-        "latency_ratio": _as_data(median_of(ratios(latency, base_latency))) if base_latency else None,
-        "throughput_ratio": _as_data(median_of(ratios(base_throughput, throughput))) if base_throughput else None,
-        "latency_rounds": ratios(latency, base_latency) if base_latency else [],
+        **_ratios(speeds, name, baseline),
+        "control": None if control is None else _ratios(speeds, name, control),
+    }
+
+
+def _ratios(speeds: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
+    latency, throughput = ([speeds[what][name], speeds[what].get(other)] for what in ("latency", "throughput"))
+    if not latency[1] or not throughput[1]:
+        return {"latency_ratio": None, "throughput_ratio": None, "latency_rounds": []}
+    rounds = ratios(*latency)
+    return {
+        "latency_ratio": _as_data(median_of(rounds)),
+        "throughput_ratio": _as_data(median_of(ratios(throughput[1], throughput[0]))),
+        "latency_rounds": rounds,
     }
 
 

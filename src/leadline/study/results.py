@@ -16,7 +16,9 @@ from leadline.files import write_json, write_text
 if TYPE_CHECKING:
     from leadline.data import DataSet
 
-Outcome = Literal["holds", "does not hold", "open", "depends on the definition"]
+Outcome = Literal[
+    "holds", "does not hold", "open", "depends on the definition", "undecided", "no difference that matters"
+]
 """What the runs say of a claim; open where they can't say."""
 DEPENDS: Outcome = "depends on the definition"
 TONES: dict[Outcome, Tone] = {"holds": "better", "does not hold": "worse"}

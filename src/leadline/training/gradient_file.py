@@ -86,14 +86,22 @@ def load_gradient(folder: Path | str) -> dict[str, Any]:
         raise LeadlineError(f"can't read {path}: {error}; remove it to go on without a record") from error
     if not isinstance(content, dict) or not isinstance(content.get("share"), list):
         raise LeadlineError(f"{path} is damaged: it should hold an object with a list `share`")
-    for name in SHARES:
-        shares = content.get(name)
+    for name, shares in _lists(content, path):
         for share in shares if isinstance(shares, list) else ():
             if share is not None and not _is_share(share):
                 raise LeadlineError(
                     f"{path} is damaged: {name} holds {str(share)[:40]!r}; a share is a number from 0, or null"
                 )
     return content
+
+
+def _lists(content: dict[str, Any], path: Path) -> list[tuple[str, Any]]:
+    """Every list of shares by what it is called."""
+    definitions = content.get("definitions", {})
+    if not isinstance(definitions, dict) or not all(isinstance(one, dict) for one in definitions.values()):
+        raise LeadlineError(f"{path} is damaged: definitions should hold shares by unit and by the definition's name")
+    by_name = {f"definitions {kind} {name}": v for kind, one in definitions.items() for name, v in one.items()}
+    return [*((name, content.get(name)) for name in SHARES), *by_name.items()]
 
 
 def _is_share(value: Any) -> bool:

@@ -11,10 +11,11 @@ from leadline.cli.study.saying import check_workers, command_line, print_finding
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cascade:
-    """Tapered stacks against a uniform one at equal training FLOPs: loss over seeds, and speed of generation.
+    """Tapered stacks against uniform ones at equal training FLOPs: loss over seeds, and speed of generation.
 
-    Trains prenorm and every taper to the same FLOPs, then lets the trained models generate side by side. Interrupted,
-    the same command continues where it was.
+    Trains prenorm, every taper and its uniform control (the mean of its widths in every layer, where that costs the
+    same a token) to the same FLOPs, then lets the trained models generate side by side. Interrupted, the same command
+    continues where it was.
 
     Example: leadline study cascade --designs cascade-a2,cascade-af --tokens 512k --out runs/cascade
     """
@@ -23,7 +24,12 @@ class Cascade:
     """Where runs, results and the report go."""
 
     designs: str | None = None
-    """Designs to compare, separated by commas; all tapers of `leadline designs` unless given."""
+    """Designs to compare, separated by commas; each taper's control joins. Unless given: cascade-a2, -f1, -f2, -af,
+    -reverse and -middle."""
+
+    deeper: str | None = None
+    """Those of the designs that also take part with more layers, until they cost the same at about the baseline's
+    tokens, or none; cascade-a2 with the default designs."""
 
     baseline: str = "prenorm"
     """The uniform design; with another connection here, put it into the designs too: "mgr + cascade-a2"."""
@@ -47,7 +53,7 @@ class Cascade:
     """Attention heads; at tiny 6 unless given, which can be halved and cut in thirds; else as wide as the preset's."""
 
     tokens: str | None = None
-    """Training tokens of the baseline, such as 512k or 1.2M; the preset's unless given."""
+    """Training tokens of the baseline, such as 512k or 1.2M; the preset's unless given, at tiny 307,200."""
 
     seeds: str = "3"
     """How many seeds (3 means 0, 1, 2), or which (0,1,5). One seed shows no interval."""
@@ -61,13 +67,13 @@ class Cascade:
     context: int | None = None
     """Tokens in a sequence; the preset's unless given."""
 
-    evaluations: int = 8
+    evaluations: int = 4
     """How often in a run the held-out loss is measured."""
 
     evaluate_tokens: str = "65536"
     """Held-out tokens of each of these."""
 
-    speed_rounds: int = 25
+    speed_rounds: int = 51
     """Rounds in which all models generate, after the warm-up."""
 
     speed_batch: int = 16
@@ -98,13 +104,14 @@ def run(asked: Cascade) -> int:
     from leadline.compare.plan import split_outside
     from leadline.data import resolve
     from leadline.study.cascade import run_study
-    from leadline.study.cascade_plan import DESIGNS, CascadeWish, make_plan
+    from leadline.study.cascade_plan import CascadeWish, make_plan
     from leadline.study.cascade_speed import SpeedOptions
     from leadline.training.resolve import usable_device
 
     check_workers(asked.jobs, asked.threads)
     wish = CascadeWish(
-        designs=DESIGNS if asked.designs is None else tuple(split_outside(asked.designs)),
+        designs=None if asked.designs is None else tuple(split_outside(asked.designs)),
+        deeper=None if asked.deeper is None else tuple(split_outside(asked.deeper)),
         baseline=asked.baseline,
         by=asked.by,
         data=asked.data,

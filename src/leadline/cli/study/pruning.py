@@ -13,10 +13,10 @@ from leadline.cli.study.saying import check_workers, command_line, print_finding
 class Pruning:
     """Models trained with their gradient shares, cut by every criterion: perplexity against ratio, and rank stability.
 
-    Trains one model for each seed, then cuts them at every ratio by every criterion. Interrupted, the same command
-    continues: what was trained stays.
+    Trains one model for each seed, then cuts them at every ratio by every criterion; cfp by every definition of the
+    gradient share. Interrupted, the same command continues: what was trained stays.
 
-    Example: leadline study pruning --tokens 307200 --seeds 3 --out runs/pruning
+    Example: leadline study pruning --seeds 3 --out runs/pruning
     """
 
     out: Path = Path("runs/pruning")
@@ -35,9 +35,9 @@ class Pruning:
     """Transformer blocks; the preset's unless given, at tiny 24."""
 
     tokens: str | None = None
-    """Training tokens of each model, such as 512k; the preset's unless given."""
+    """Training tokens of each model, such as 512k; the preset's unless given, at tiny 307,200."""
 
-    seeds: str = "3"
+    seeds: str = "8"
     """How many models (3 means seeds 0, 1, 2), or which seeds (0,1,5); 2 or more."""
 
     lr: float | None = None
