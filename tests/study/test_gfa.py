@@ -41,7 +41,7 @@ from leadline.study.gfa.statistics import (
     over_seeds,
     paired,
 )
-from leadline.study.gfa.verdict import judge, restored
+from leadline.study.gfa.verdict import judge
 from leadline.study.gfa.verdict_fan_in import rho_words, support
 from leadline.training import load_model
 from leadline.training.gradient_steps import DEFINITIONS
@@ -131,7 +131,7 @@ def test_numbers_over_seeds_are_those_of_the_runs(studied: Path) -> None:
     known = {
         seed: lates[0][seed] - lates[1][seed] for seed in ("0", "1") if None not in (lates[0][seed], lates[1][seed])
     }
-    assert (again["against"]["late"] or {"by_seed": {}})["by_seed"] == pytest.approx(known)
+    assert (again["against"]["third"] or {"by_seed": {}})["by_seed"] == pytest.approx(known)
 
 
 def test_the_report_says_what_was_found(studied: Path) -> None:
@@ -414,24 +414,6 @@ def test_late_importance() -> None:
     assert paired({0: 1.0}, {1: 1.0}) is None
 
 
-def test_importance_is_restored_or_not_or_undecided() -> None:
-    def over(low: float | None, high: float | None, mean: float = 0.0) -> dict[str, Any]:
-        return {"mean": mean, "low": low, "high": high}
-
-    control = over(0.1, 0.3, 0.2)
-    assert restored(over(0.1, 0.8, 0.45), control) == "restored"
-    assert restored(over(0.004, 0.016, 0.01), control) == "partly restored"
-    assert restored(over(-0.1, 0.3), control) == "not restored"
-    assert restored(over(-0.1, 0.5), control) == "undecided"
-    assert restored(over(-0.5, -0.1), control) == "not restored"
-    assert restored(over(None, None), control) == "undecided"
-    assert restored(over(0.1, 0.5, 0.3), over(0.9, 1.3, 1.1)) == "undecided"
-    assert restored(None, control) == "undecided"
-
-
-# ------------------------------------------------------------------------------------------------ verdicts
-
-
 def made(name: str, share: Any, delta: Any, seeds: int = 3, **more: Any) -> dict[str, Any]:
     """An arm of `results.json` with twelve blocks, by functions of (seed, block)."""
     shares, deltas, fan_in = rows(seeds, share), rows(seeds, delta), rows(seeds, lambda seed, block: 12 - block)
@@ -440,7 +422,6 @@ def made(name: str, share: Any, delta: Any, seeds: int = 3, **more: Any) -> dict
         for other, values in (("delta", deltas), ("fan_in", fan_in))
         for rest in ("", "_rest")
     }
-    late_ = over_seeds({seed: late(row, 4) for seed, row in enumerate(deltas)})
     return {
         "name": name,
         "role": ARMS[name].role,
@@ -453,17 +434,10 @@ def made(name: str, share: Any, delta: Any, seeds: int = 3, **more: Any) -> dict
         "phases": [],
         "fits": {},
         "first_share": 0.3,
-        "late": dict.fromkeys(("third", "rest", "last", "single"), late_),
+        "late": None,
         "against": None,
         **more,
     }
-
-
-def held(arm: dict[str, Any], control: dict[str, Any]) -> dict[str, Any]:
-    """The arm with its late importance against the control's."""
-    sides = [{int(s): v for s, v in one["late"]["third"]["by_seed"].items()} for one in (arm, control)]
-    names = ("late", "late_rest", "late_last", "late_single")
-    return {**arm, "against": {**dict.fromkeys(names, paired(*sides)), "bits_per_byte": None}}
 
 
 def wobble(seed: int, block: int) -> float:
@@ -516,36 +490,6 @@ def test_g1_also_says_what_blocks_got_while_they_were_there() -> None:
     assert "within noise with ablation importance" in said.evidence
 
 
-def test_g2_holds_where_equalising_changes_nothing_and_repeating_does() -> None:
-    vanilla = made("vanilla", falling, falling)
-    same = held(made("equalised-adamw", flat, lambda s, b: falling(s, b) + wobble(s + 1, b)), vanilla)
-    back = held(made("repeated", falling, flat), vanilla)
-    assert outcomes([vanilla, same, back]) == ["holds", "holds", "holds"]
-    judged = judge([vanilla, same, back], 3, 4)
-    assert judged.headline == "G1 holds for vanilla; G2 holds for equalised-adamw and repeated"
-    assert "restored" in judged.judgements[2].evidence
-
-
-def test_g2_is_open_where_a_repeated_block_only_counts_twice() -> None:
-    """Leaving both of its places out costs the sum; one at a time costs what it does in the control."""
-    vanilla = made("vanilla", falling, falling)
-    twice = held(made("repeated", falling, flat), vanilla)
-    alone = over_seeds({seed: 0.01 * (seed - 1) for seed in range(3)})
-    twice["against"]["late_single"] = alone
-    judged = judge([vanilla, twice], 3, 4).judgements[1]
-    assert judged.outcome == "open"
-    assert ": restored." in judged.evidence
-    assert "with one place at a time 0.00 (−0.02 to +0.02, within noise): not restored" in judged.evidence
-
-
-def test_g2_is_open_where_little_came_back() -> None:
-    vanilla = made("vanilla", falling, falling)
-    little = held(made("equalised-adamw", falling, lambda s, b: falling(s, b) + 0.05 * (b > 7)), vanilla)
-    judged = judge([vanilla, little], 3, 4).judgements[1]
-    assert judged.outcome == "open"
-    assert "partly restored" in judged.evidence
-
-
 def test_g1_does_not_rest_on_dropped_steps() -> None:
     arm = made("layerskip", falling, falling)
     noise = np.random.default_rng(3).normal(size=(3, 12)).tolist()
@@ -554,33 +498,6 @@ def test_g1_does_not_rest_on_dropped_steps() -> None:
     said = judge([arm], 3, 4).judgements[0]
     assert said.outcome == "open"
     assert "By sum it is open" in said.evidence
-
-
-def test_g2_fails_where_equalising_restores_and_repeating_does_not() -> None:
-    vanilla = made("vanilla", falling, falling)
-    control = made("vanilla-sgd", falling, falling)
-    back = held(made("equalised-sgd", flat, flat), control)
-    same = held(made("repeated", falling, falling), vanilla)
-    assert outcomes([vanilla, control, back, same]) == ["holds", "does not hold", "does not hold"]
-
-
-def test_g2_is_open_in_noise_and_with_one_seed() -> None:
-    vanilla = made("vanilla", falling, falling)
-    loud = held(made("repeated", falling, lambda s, b: falling(s, b) + (s - 1) * 0.5 * (b > 7)), vanilla)
-    judged = judge([vanilla, loud], 3, 4).judgements[1]
-    assert judged.outcome == "open"
-    assert "within noise" in judged.evidence
-    vanilla_one = made("vanilla", falling, falling, seeds=1)
-    one = judge([vanilla_one, held(made("repeated", falling, flat, seeds=1), vanilla_one)], 1, 4).judgements[1]
-    assert one.outcome == "open"
-    assert "on one seed, without an interval" in one.evidence
-    even = made("vanilla", falling, lambda s, b: 1.0 + b / 24)
-    nothing = judge([even, held(made("repeated", falling, lambda s, b: 1.0 + b / 3), even)], 3, 4).judgements[1]
-    assert nothing.outcome == "open"
-    assert "nothing is to be restored" in nothing.evidence
-    flawed = made("repeated", falling, lambda s, b: falling(s, b) - 9 * (s == 0))
-    undefined = judge([vanilla, held(flawed, vanilla)], 3, 4).judgements[1]
-    assert "In 1 run leaving blocks out costs nothing on average" in undefined.evidence
 
 
 def test_bits_of_an_image_are_not_bits_of_a_byte(studied: Path) -> None:

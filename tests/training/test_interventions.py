@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from leadline.errors import UsageError
 from leadline.models import Decoder
 from leadline.models.config import RepeatConfig
 from leadline.training import GradientShare, load_gradient, load_model, train
-from leadline.training.interventions import equalise
+from leadline.training.interventions import equalise, equalised_updates
 from leadline.training.resolve import decide
 
 Lines = Callable[[Path], list[dict[str, Any]]]
@@ -205,3 +206,72 @@ def test_a_window_of_the_run(config: Any, tmp_path: Path, lines: Lines) -> None:
     assert found["share"] == pytest.approx([each / sum(sums) for each in sums])
     with pytest.raises(UsageError, match="--gradient-from 7 is after the run's last step, 6"):
         decide(config(gradient_from=7))
+
+
+def test_equalised_updates_are_alike_and_keep_their_direction() -> None:
+    """AdamW with decay: what a step adds to each block, the decay apart, has one norm, the mean of what they were."""
+    model, share = filled()
+    plain = copy.deepcopy(model)
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        one.grad = other.grad.clone()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def optimiser(of: Decoder) -> torch.optim.AdamW:
+        matrices = [p for p in of.parameters() if p.dim() > 1]
+        others = [p for p in of.parameters() if p.dim() <= 1]
+        return torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}], lr=0.1
+        )
+
+    optimiser(plain).step()
+    own = optimiser(model)
+    with equalised_updates(share, own):
+        own.step()
+
+    def updates(of: Decoder) -> dict[str, torch.Tensor]:
+        return {n: p.detach() - before[n] * (1 - 0.1 * 0.3 * (p.dim() > 1)) for n, p in of.named_parameters()}
+
+    def block_norms(found: dict[str, torch.Tensor]) -> list[float]:
+        rows = [[u.flatten() for n, u in found.items() if n.startswith(f"blocks.{block}.")] for block in range(3)]
+        return [float(torch.cat(row).double().norm()) for row in rows]
+
+    raw, equal = updates(plain), updates(model)
+    norms_raw = block_norms(raw)
+    assert max(norms_raw) > 1.001 * min(norms_raw)
+    assert block_norms(equal) == pytest.approx([sum(norms_raw) / 3] * 3, rel=1e-4)
+    for name, update in equal.items():
+        factor = sum(norms_raw) / 3 / norms_raw[int(name.split(".")[1])] if name.startswith("blocks.") else 1.0
+        torch.testing.assert_close(update, raw[name] * factor, rtol=1e-3, atol=1e-6)
+
+
+def test_a_block_that_is_not_moved_takes_no_part() -> None:
+    model, share = filled()
+    for parameter in model.blocks[1].parameters():
+        parameter.grad = None
+    before = [p.detach().clone() for p in model.blocks[1].parameters()]
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    with equalised_updates(share, optimiser):
+        optimiser.step()
+    for parameter, start in zip(model.blocks[1].parameters(), before, strict=True):
+        assert torch.equal(parameter, start)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_equalised_updates_train_and_go_on(config: Any, tmp_path: Path) -> None:
+    options = {"steps": 4, "equalise_updates": True, "checkpoint_every": 2, "keep": 3}
+    summary = train(config(**options), tmp_path / "whole")
+    assert any("updates of all blocks" in note for note in summary.notes)
+    train(config(**options), tmp_path / "parts")
+    (tmp_path / "parts" / "summary.json").unlink()
+    train(config(**options), tmp_path / "parts", resume="previous")
+    train(config(steps=4, checkpoint_every=2, keep=3), tmp_path / "plain")
+    whole, parts, plain = (load_model(tmp_path / name)[0].state_dict() for name in ("whole", "parts", "plain"))
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert any(not torch.equal(whole[name], plain[name]) for name in whole)
+
+
+@pytest.mark.parametrize("repeat", ["1x2", "2x3"])
+def test_a_repeated_stack_starts_as_the_plain_one(config: Any, repeat: str) -> None:
+    plain, again = (Decoder(decide(config(steps=1, repeat=r)).model, seed=3) for r in (None, repeat))
+    kept = again.state_dict()
+    assert all(torch.equal(value, kept[name]) for name, value in plain.state_dict().items() if name in kept)

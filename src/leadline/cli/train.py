@@ -137,6 +137,9 @@ class Arguments:
     equalise: bool = False
     """Rescale the gradients of all blocks to the same norm in each step. AdamW nearly undoes it; sgd does not."""
 
+    equalise_updates: bool = False
+    """Rescale the updates of all blocks to the same norm in each step, weight decay apart."""
+
     repeat: Annotated[str | None, tyro.conf.arg(metavar="KxR")] = None
     """4x2 runs the last 4 blocks twice, with the same parameters."""
 

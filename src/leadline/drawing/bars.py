@@ -18,12 +18,23 @@ _LETTER = 6.6
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One value; low and high are its interval where there is one."""
+    """One value.
+
+    Attributes:
+        low, high: its interval, where there is one.
+        expected: what a theory says it is, where one does; drawn as a mark across the bar.
+    """
 
     entry: Entry
     value: float | None
     low: float | None = None
     high: float | None = None
+    expected: float | None = None
+
+    @property
+    def ends(self) -> tuple[float | None, ...]:
+        """All that has to fit into the picture."""
+        return self.value, self.low, self.high, self.expected
 
 
 Group = tuple[str, Sequence[Bar]]
@@ -55,7 +66,7 @@ def bars(
     kept = [(row, group) for row, group in kept if group]
     if not kept:
         return None
-    ends = [end for _, group in kept for bar in group for end in (bar.value, bar.low, bar.high) if end is not None]
+    ends = [end for _, group in kept for bar in group for end in bar.ends if end is not None]
     low, high = svg.limits([*ends, *([rule[0]] if rule else [])], zero=True)
     drawn = _Drawing(
         label=f"{label}, for {listed([row for row, _ in kept])}.",
@@ -110,6 +121,8 @@ class _Drawing:
         parts = [tag("rect", title, x=start, y=y + 1, width=max(end - start, 0.8), height=thick - 2, class_="bar-fill")]
         if bar.low is not None and bar.high is not None:
             parts.append(svg.line(x(bar.low), y + thick / 2, x(bar.high), y + thick / 2, "bar-interval"))
+        if bar.expected is not None:
+            parts.append(svg.line(x(bar.expected), y - 1, x(bar.expected), y + thick + 1, "bar-expected"))
         return svg.group(parts, class_=f"series d{bar.entry.index}")
 
     def _scale(self, x: Scale, top: float, bottom: float, left: float, right: float) -> list[Markup]:
@@ -124,9 +137,10 @@ class _Drawing:
 
 
 def _shown(bar: Bar, shown: Callable[[float | None], str]) -> str:
+    expected = "" if bar.expected is None else f", expected {shown(bar.expected)}"
     if bar.value is None or bar.low is None or bar.high is None:
-        return shown(bar.value)
-    return f"{shown(bar.value)} ({shown(bar.low)} to {shown(bar.high)})"
+        return f"{shown(bar.value)}{expected}"
+    return f"{shown(bar.value)} ({shown(bar.low)} to {shown(bar.high)}){expected}"
 
 
 def _written(group: Sequence[Bar], index: int, shown: Callable[[float | None], str]) -> str:

@@ -174,7 +174,7 @@ class InitConfig:
     Attributes:
         std: the standard deviation; None is 0.02·sqrt(512/dim). [ours]
         output_scale: "depth" divides the output projections of attention and MLP by sqrt(2·blocks) (GPT-2). Blocks
-            are those of the stack as it runs, before anything was cut out.
+            are those with parameters of their own, repeats apart, before anything was cut out.
         deepnorm: multiplies the matrices of the MLP, values and attention's output by (8·blocks)^-1/4
             (arXiv 2203.00555, decoders); queries and keys stay.
     """

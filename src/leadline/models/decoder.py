@@ -223,7 +223,9 @@ class Decoder(nn.Module):
     def reset_parameters(self, seed: int = 0) -> None:
         """Sets every parameter and buffer to its start, after `to_empty` too."""
         config = self.config
-        initialise(self, config.init, config.dim, config.built_for // 2, seed, config.original_blocks)
+        repeats = len(config.block_layers) - len(config.layers)
+        # Repeats have no parameters of their own, and those that there are start as without repeats.
+        initialise(self, config.init, config.dim, config.built_for // 2 - repeats, seed, config.original_blocks)
         if self.embed_scale is not None:
             nn.init.constant_(self.embed_scale, self.config.dim**0.5)
         self.refresh_statistics()

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from leadline.data import DataSet
 
 Outcome = Literal[
-    "holds", "does not hold", "open", "depends on the definition", "undecided", "no difference that matters"
+    "holds",
+    "does not hold",
+    "open",
+    "depends on the definition",
+    "undecided",
+    "no difference that matters",
+    "depends on block 0",
+    "no deficit at this size",
 ]
 """What the runs say of a claim; open where they can't say."""
 DEPENDS: Outcome = "depends on the definition"

@@ -80,6 +80,8 @@ class RunConfig:
         optimizer: "adamw", or "sgd" with momentum.
         momentum: of "sgd".
         equalise: rescale the gradients of all blocks to the same L2 norm in each step, before clipping.
+        equalise_updates: rescale what the optimiser adds to the parameters of each block to the same L2 norm in each
+            step, weight decay apart. AdamW undoes `equalise`, and not this.
         repeat: "4x2" runs the last 4 blocks twice, with the same parameters.
         layer_dropout: how often the last block is dropped, for a whole batch; earlier ones less, see
             `leadline.training.layerskip`.
@@ -126,6 +128,7 @@ class RunConfig:
     optimizer: Literal["adamw", "sgd"] = "adamw"
     momentum: float = 0.9
     equalise: bool = False
+    equalise_updates: bool = False
     repeat: str | None = None
     layer_dropout: float = 0.0
     exit_loss: float = 0.0

@@ -1,13 +1,18 @@
 """What a run does to gradients and depth on purpose, after arXiv 2606.26538, and what is said of it.
 
 *Equalise*: in each step the gradients of all blocks are rescaled to the same L2 norm, the mean of the blocks' norms,
-before clipping. *Repeat*: the last blocks run several times with the same parameters (`DecoderConfig.repeat`).
+before clipping. *Equalise updates*: what the optimiser adds to the parameters of each block is rescaled to the mean of
+the blocks' norms, in the manner of layer-wise optimisers such as LAMB (arXiv 1904.00962) [ours]: AdamW divides by a
+gradient's own size, and so undoes the first. *Repeat*: the last blocks run several times with the same parameters
+(`DecoderConfig.repeat`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -57,6 +62,36 @@ def equalise(share: GradientShare) -> None:
             torch._foreach_mul_(grads, factor)
 
 
+@contextlib.contextmanager
+def equalised_updates(share: GradientShare, optimiser: torch.optim.Optimizer) -> Iterator[None]:
+    """Around `optimiser.step()`: every block's update gets the mean of the blocks' norms.
+
+    A block's update is what the step adds to its parameters, weight decay apart where that is decoupled (AdamW); the
+    decay stays as it is. What is outside of blocks stays. A block that the step does not move takes no part in the
+    mean. Costs a copy of the blocks' parameters for the time of the step.
+
+    Args:
+        share: knows which parameters are whose; a shared one counts once.
+    """
+    blocks = [[p for p in parameters if p.grad is not None] for parameters in share.by_block()]
+    kept = {
+        parameter: 1.0 - group["lr"] * group["weight_decay"] if isinstance(optimiser, torch.optim.AdamW) else 1.0
+        for group in optimiser.param_groups
+        for parameter in group["params"]
+    }
+    before = [[parameter.detach() * kept[parameter] for parameter in parameters] for parameters in blocks]
+    yield
+    with torch.no_grad():
+        pairs = [zip(now, old, strict=True) for now, old in zip(blocks, before, strict=True)]
+        updates = [[parameter - start for parameter, start in pair] for pair in pairs]
+        norms = [math.sqrt(math.fsum(float(u.double().square().sum()) for u in update)) for update in updates]
+        moved = [norm for norm in norms if norm > 0]
+        for parameters, old, update, norm in zip(blocks, before, updates, norms, strict=True):
+            factor = math.fsum(moved) / len(moved) / norm if norm > 0 else 1.0
+            for parameter, start, added in zip(parameters, old, update, strict=True):
+                parameter.copy_(start + factor * added)
+
+
 def check_layerskip(skip: LayerSkip, model: DecoderConfig) -> None:
     """Raises UsageError where a model can't be trained so."""
     config = skip.config
@@ -80,6 +115,8 @@ def notes(config: RunConfig, model: DecoderConfig, skip: LayerSkip) -> list[str]
         )
     if config.equalise:
         said.append(_equalise_note(config))
+    if config.equalise_updates:
+        said.append("the updates of all blocks are rescaled to the same norm in each step, weight decay apart")
     if skip.drops:
         saved = sum(skip.rates()) / skip.blocks
         said.append(

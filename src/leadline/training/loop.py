@@ -36,7 +36,7 @@ from leadline.training.gradient_file import write_gradient
 from leadline.training.gradient_share import GradientShare
 from leadline.training.gradient_steps import find_norms, share_of
 from leadline.training.interrupt import catch_interrupt
-from leadline.training.interventions import equalise
+from leadline.training.interventions import equalise, equalised_updates
 from leadline.training.memory import keep_freed_memory, peak_memory
 from leadline.training.optimiser import make_optimiser, rate_at, warmup_steps
 from leadline.training.records import Lines
@@ -203,7 +203,9 @@ class Trainer:
         if diversity is not None:
             self.share.note(detail_of(step, self.share, diversity))
         self._clip(self._equalise(norm))
-        self.optimiser.step()
+        equal = equalised_updates(self.share, self.optimiser) if config.equalise_updates else contextlib.nullcontext()
+        with equal:
+            self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.step, self.train_loss = step, loss
         if step % self.refresh_every == 0:

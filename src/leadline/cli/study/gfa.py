@@ -28,8 +28,9 @@ class Gfa:
     """What is trained: a design's name or expression, such as "mgr"."""
 
     arms: str | None = None
-    """Which of vanilla, layerskip, equalised-adamw, vanilla-sgd, equalised-sgd, repeated and resnet50, separated by
-    commas; all unless given. An arm's control comes with it. resnet50 needs the extra images."""
+    """Which of vanilla, layerskip, equalised-adamw, equalised-updates, vanilla-sgd, equalised-sgd, repeated and
+    resnet50, separated by commas; all but the two with SGD unless given. An arm's control comes with it. resnet50 needs
+    the extra images."""
 
     images: str = "digits"
     """What resnet50 learns: digits, a folder with CIFAR's .bin files, or one with a sub-folder of images a class."""
@@ -52,8 +53,8 @@ class Gfa:
     seeds: str = "3"
     """How many seeds (3 means 0, 1, 2), or which (0,1,5). One seed decides nothing."""
 
-    repeat: str = "4x2"
-    """Of the arm repeated: 4x2 runs the last 4 blocks twice."""
+    repeat: str | None = None
+    """Of the arm repeated: 8x2 runs the last 8 blocks twice. The last third twice unless given."""
 
     layer_dropout: float = 0.2
     """Of the arm layerskip: how often the last block is dropped."""

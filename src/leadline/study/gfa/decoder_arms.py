@@ -1,4 +1,4 @@
-"""The arms that are Transformer decoders: one design, trained in six ways by options of `leadline.training`."""
+"""The arms that are Transformer decoders: one design, trained in seven ways by options of `leadline.training`."""
 
 from __future__ import annotations
 
@@ -169,6 +169,13 @@ DECODER_ARMS: tuple[ArmKind, ...] = (
         role="equalise",
         control="vanilla",
         options=lambda wish: {"equalise": True},
+    ),
+    DecoderArm(
+        name="equalised-updates",
+        summary="what AdamW adds to each block rescaled to one norm in each step",
+        role="equalise",
+        control="vanilla",
+        options=lambda wish: {"equalise_updates": True},
     ),
     DecoderArm(
         name="vanilla-sgd",

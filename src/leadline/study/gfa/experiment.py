@@ -31,10 +31,11 @@ arms                             one each, in order:
     phases                       `from`, `to`, `weight`, share_delta, share_fan_in
     fits                         by definition's name `own`, `other` (R²) and `difference` (value, low, high, runs)
     first_share                  the first block's share, mean over seeds
-    late                         third, rest (without the first block), last (the last blocks alone), single (one
-                                 place at a time): mean, low, high, by_seed; null where no run finished
-    against                      minus the control, by pairs of a seed: late, late_rest, late_last, late_single,
-                                 bits_per_byte; each mean, low, high, by_seed or null. Null without a control
+    late                         by part (`leadline.study.gfa.late`: third, last, single, each also `_rest`, without
+                                 the first block) mean, low, high, by_seed; and `predicted`, by part what φ says.
+                                 Null where no run finished
+    against                      minus the control, by pairs of a seed: by part, and bits_per_byte, mean, low, high,
+                                 by_seed or null; and `predicted`, by part the rise that φ says. Null without a control
     g1                           by definition's name, the words for fan_in and delta
 headline, sentences, judgements  the verdicts
 """
@@ -57,12 +58,13 @@ from leadline.study import results as shared
 from leadline.study.folder import at_work
 from leadline.study.gfa.arm import ArmPlan, amount_of
 from leadline.study.gfa.estimate import estimate_words
+from leadline.study.gfa.late import against, late_importance
 from leadline.study.gfa.measure import MEASURE_FILE
 from leadline.study.gfa.page import make_page
 from leadline.study.gfa.plan import GfaPlan
 from leadline.study.gfa.registry import ARMS
 from leadline.study.gfa.shares import beside, by_definition, by_phase, fits, shares_of
-from leadline.study.gfa.statistics import late, late_count, over_seeds, paired
+from leadline.study.gfa.statistics import late_count, paired
 from leadline.study.gfa.verdict import judge
 from leadline.study.gfa.verdict_fan_in import parts
 
@@ -191,7 +193,7 @@ def _arm(plan: GfaPlan, arm: ArmPlan, out: Path) -> dict[str, Any]:
         "runs": runs,
         **(_correlations(done) if done else NOTHING),
         "first_share": mean_of([run["share"][0] for run in done]),
-        "late": _late(runs, late_count(arm.blocks), plan.last) if done else None,
+        "late": late_importance(runs, late_count(arm.blocks), min(plan.last, arm.blocks)) if done else None,
         "against": None,
     }
     found["g1"] = {name: parts(pairs) for name, pairs in found["definitions"].items()} if done else None
@@ -240,43 +242,10 @@ def _correlations(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 NOTHING: dict[str, Any] = {"correlations": None, "definitions": None, "phases": [], "fits": {}}
 
 
-def _late(runs: Sequence[dict[str, Any] | None], third: int, last: int) -> dict[str, Any]:
-    def by_seed(of_run: Callable[[dict[str, Any]], float | None]) -> dict[str, Any] | None:
-        return over_seeds({run["seed"]: of_run(run) for run in runs if run is not None})
-
-    return {
-        "third": by_seed(lambda run: late(run["delta"]["nats"], third)),
-        "rest": by_seed(lambda run: late(run["delta"]["nats"], third, drop_first=True)),
-        "last": by_seed(lambda run: late(run["delta"]["nats"], last)),
-        "single": by_seed(lambda run: late(_one_place(run), third)),
-    }
-
-
-def _one_place(run: dict[str, Any]) -> list[float | None]:
-    """ΔM of every block with one of its places left out, the mean over its places."""
-    if run["place_delta"] is None:
-        delta: list[float | None] = run["delta"]["nats"]
-        return delta
-    order, values = run["order"], run["place_delta"]["nats"]
-    return [
-        mean_of([value for place, value in zip(order, values, strict=True) if place == block])
-        for block in range(len(run["fan_in"]))
-    ]
-
-
-_COMPARED = {"late": "third", "late_rest": "rest", "late_last": "last", "late_single": "single"}
-
-
 def _against(arm: dict[str, Any], control: dict[str, Any] | None) -> dict[str, Any] | None:
     if control is None:
         return None
-    found = {name: paired(_seeds(arm, part), _seeds(control, part)) for name, part in _COMPARED.items()}
-    return {**found, "bits_per_byte": paired(_bits(arm), _bits(control))}
-
-
-def _seeds(arm: dict[str, Any], part: str) -> dict[int, float | None]:
-    found = (arm["late"] or {}).get(part)
-    return {int(seed): value for seed, value in found["by_seed"].items()} if found else {}
+    return {**against(arm, control), "bits_per_byte": paired(_bits(arm), _bits(control))}
 
 
 def _bits(arm: dict[str, Any]) -> dict[int, float | None]:

@@ -10,8 +10,8 @@ from leadline.drawing.words import count, fixed, interval, plain
 from leadline.probes.correlation import KINDS
 from leadline.study.gfa.arm import amount_of
 from leadline.study.gfa.pictures import sections
-from leadline.study.gfa.verdict import difference_words
 from leadline.study.gfa.verdict_fan_in import DECIDES, PARTS
+from leadline.study.gfa.verdict_late import difference_words, reading_of
 from leadline.study.results import Judgement, facts
 
 Arm = Mapping[str, Any]
@@ -88,12 +88,14 @@ def _table(arms: Sequence[Arm], entries: Sequence[Entry], results: Mapping[str, 
             Column(heading="ḡ (sum) follows φ", unit="Spearman"),
             Column(heading="ḡ (sum) goes with ΔM", unit="Spearman"),
             Column(heading="First block", unit="% of the gradient"),
-            Column(heading="Late importance", unit="last third over mean"),
+            Column(heading="Late importance", unit="late blocks over mean"),
             Column(heading="Difference", unit="to the control"),
             Column(heading="Speed", unit="tokens a second"),
         ],
         rows=[_row(arm, entry, len(results["seeds"])) for arm, entry in zip(arms, entries, strict=True)],
-        notes="Loss and late importance: mean over seeds and 95 % interval (Student's t). Correlations: mean over "
+        notes="Late importance: of the last third, and of the repeated blocks where blocks are repeated, for which the "
+        "second line of the difference has what φ predicts. "
+        "Loss and late importance: mean over seeds and 95 % interval (Student's t). Correlations: mean over "
         "seeds, and the interval that covers a bootstrap's over blocks and seeds and Student's t over seeds, both of "
         "95 % (with one seed the bootstrap's over blocks alone); coloured where it lies on one side of "
         "zero. Speeds are measured while other runs share the machine.",
@@ -103,8 +105,8 @@ def _table(arms: Sequence[Arm], entries: Sequence[Entry], results: Mapping[str, 
 def _row(arm: Arm, entry: Entry, seeds: int) -> TableRow:
     share, speed = arm["first_share"], arm["tokens_per_second"]
     done = sum(run is not None for run in arm["runs"])
-    late = (arm["late"] or {}).get("third")
-    against = (arm["against"] or {}).get("late")
+    part = reading_of(arm)
+    late, against = ((arm[side] or {}).get(part) for side in ("late", "against"))
     return TableRow(
         head=arm["name"],
         entry=entry,
@@ -150,7 +152,11 @@ def _difference(arm: Arm, against: Mapping[str, Any] | None) -> Cell | str:
         return "–"
     words = difference_words(against)
     text, _, below = words.partition(" ")
-    return Cell(text=text, below=below.strip("()").replace("on one seed, without an interval", "one seed"))
+    below = below.strip("()").replace("on one seed, without an interval", "one seed")
+    predicted = arm["against"]["predicted"][reading_of(arm)]
+    if arm["role"] == "repeat" and predicted is not None:
+        below += f"; φ predicts {fixed(predicted, 2, sign=True)}"
+    return Cell(text=text, below=below)
 
 
 def _correlation(arm: Arm, pair: str, kind: str, *, strong: bool = False) -> Cell | str:

@@ -34,7 +34,7 @@ def sections(arms: Shown, results: Mapping[str, Any]) -> list[Section]:
             name="importance",
             heading="What blocks are worth",
             opening="The held-out loss without a block minus the loss with it, after training.",
-            pictures=_there(_delta(arms), _late(arms, results), _late_rest(arms)),
+            pictures=_there(_delta(arms), _late(arms, results), _late_rest(arms, results)),
         ),
         Section(
             name="correlation",
@@ -217,44 +217,51 @@ def _lines(
 
 
 def _late(arms: Shown, results: Mapping[str, Any]) -> Picture | None:
-    last = results["last_blocks"]
-    rows = {"third": "the last third"}
-    if any(arm["late_blocks"] != last for _, arm in arms):
-        rows["last"] = f"the last {last}"
     return _bars(
         arms,
-        rows,
+        _late_rows(arms, results, ""),
         name="late",
         heading="How much the late blocks matter",
         label="The late blocks' mean ΔM over the mean of all blocks",
         axis="mean ΔM over that of all blocks",
         reading="1 means that the late blocks matter as much as the others; the thin lines are 95 % intervals over "
-        "seeds.",
+        "seeds. The mark across a bar is where φ would put it: the control's value plus the rise that φ predicts.",
     )
 
 
-def _late_rest(arms: Shown) -> Picture | None:
+def _late_rest(arms: Shown, results: Mapping[str, Any]) -> Picture | None:
     return _bars(
         arms,
-        {"rest": "the last third"},
+        _late_rows(arms, results, "_rest"),
         name="late-rest",
-        heading="The same without the first block",
+        heading="The same without block 0",
         label="The late blocks' mean ΔM over the mean of all blocks but the first",
         axis="mean ΔM over that of all blocks but the first",
-        reading="The first block often outweighs all others; here the late blocks are held against the rest.",
+        reading="The first block often outweighs all others; here the late blocks are held against the rest. A verdict "
+        "has to be the same in both pictures.",
     )
+
+
+def _late_rows(arms: Shown, results: Mapping[str, Any], rest: str) -> dict[str, str]:
+    last = results["last_blocks"]
+    if all(arm["late_blocks"] == last for _, arm in arms):
+        return {f"last{rest}": f"the last {last}"}
+    return {f"third{rest}": "the last third", f"last{rest}": f"the last {last}"}
 
 
 def _bars(
     arms: Shown, rows: Mapping[str, str], *, name: str, heading: str, label: str, axis: str, reading: str
 ) -> Picture | None:
+    by_name = {arm["name"]: arm for _, arm in arms}
     groups = []
     for part, words in rows.items():
         group = []
         for entry, arm in arms:
             found = (arm["late"] or {}).get(part)
             if found:
-                group.append(Bar(entry=entry, value=found["mean"], low=found["low"], high=found["high"]))
+                expected = _expected(arm, by_name.get(arm["control"]), part)
+                bar = Bar(entry=entry, value=found["mean"], low=found["low"], high=found["high"], expected=expected)
+                group.append(bar)
         groups.append((words, group))
     return bars(
         groups,
@@ -267,6 +274,13 @@ def _bars(
         rule=(1.0, "even"),
         shown=lambda value: fixed(value, 2),
     )
+
+
+def _expected(arm: Arm, control: Arm | None, part: str) -> float | None:
+    """Where φ would put the late importance of repeated blocks."""
+    start = ((control or {}).get("late") or {}).get(part)
+    rise = ((arm["against"] or {}).get("predicted") or {}).get(part)
+    return start["mean"] + rise if arm["role"] == "repeat" and start and rise is not None else None
 
 
 def _share_fan_in(arms: Shown) -> Picture | None:

@@ -12,13 +12,13 @@ from leadline.errors import UsageError
 from leadline.ops.choice import Backend, check_backend
 from leadline.study.gfa.arm import ArmPlan
 from leadline.study.gfa.registry import chosen
+from leadline.study.gfa.statistics import late_count
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
 
 TOKENS = 307_200
 """At the preset tiny: with six arms and three seeds under 40 minutes on two cores."""
-REPEAT = "4x2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +26,13 @@ class GfaWish:
     """What a study is asked to be; see `leadline study gfa --help`.
 
     Attributes:
-        arms: their names; all without. Controls are added where an arm needs one.
+        arms: their names; `leadline.study.gfa.registry.USUAL` without. Controls are added where an arm needs one.
         images: what the arm resnet50 learns, as `leadline.data.image_sources.resolve_images` takes them.
         blocks: the preset's unless given.
         tokens: of every run; 300 steps at `tiny`, the preset's elsewhere, unless given.
         steps: instead of tokens.
         rates: as `leadline.compare.plan.parse_rates` reads it, by arm.
-        repeat: "4x2": the last 4 blocks run twice in the repeated arm.
+        repeat: "8x2": the last 8 blocks run twice in the repeated arm; the last third twice unless given.
         layer_dropout, exit_loss: of the layerskip arm.
         details: records of the gradients' effective rank and diversity in a run; 0 has none.
         ablation_tokens: held-out tokens for ΔM, which runs the model once for every block.
@@ -48,7 +48,7 @@ class GfaWish:
     steps: int | None = None
     seeds: str = "3"
     rates: str | None = None
-    repeat: str = REPEAT
+    repeat: str | None = None
     layer_dropout: float = 0.2
     exit_loss: float = 1.0
     batch_size: int | None = None
@@ -108,7 +108,8 @@ def make_plan(wish: GfaWish, data: DataSet) -> GfaPlan:
         raise UsageError(f"--images {wish.images} goes with the arm resnet50, which is not among --arms")
     wish = _filled(wish)
     rates = parse_rates(wish.rates, [kind.name for kind in kinds])
-    last, _ = parse_repeat(wish.repeat)
+    repeat = wish.repeat or ""
+    last, _ = parse_repeat(repeat)
     planned = [kind.plan(wish, data, rates.get(kind.name)) for kind in kinds]
     if planned[0].blocks < 3:
         raise UsageError(f"--blocks {planned[0].blocks} is too small; a correlation over blocks takes 3 or more")
@@ -119,7 +120,7 @@ def make_plan(wish: GfaWish, data: DataSet) -> GfaPlan:
         data=wish.data,
         data_hash=data.hash,
         preset=preset_named(wish.preset).name,
-        repeat=wish.repeat,
+        repeat=repeat,
         last=last,
         ablation_tokens=wish.ablation_tokens,
         device=wish.device,
@@ -148,5 +149,10 @@ def _filled(wish: GfaWish) -> GfaWish:
     tokens = wish.steps * batch_size * context if wish.steps else (wish.tokens or usual)
     steps = max(1, -(-tokens // (batch_size * context)))
     return dataclasses.replace(
-        wish, tokens=steps * batch_size * context, steps=steps, batch_size=batch_size, context=context
+        wish,
+        tokens=steps * batch_size * context,
+        steps=steps,
+        batch_size=batch_size,
+        context=context,
+        repeat=wish.repeat or f"{late_count(preset.blocks if wish.blocks is None else wish.blocks)}x2",
     )

@@ -13,6 +13,11 @@ ARMS: dict[str, ArmKind] = {arm.name: arm for arm in (*DECODER_ARMS, RESNET_ARM)
 """Every arm by its name, in the order of the report."""
 
 
+USUAL = tuple(name for name in ARMS if not name.endswith("-sgd"))
+"""Those that take part unless arms are named. SGD is far behind AdamW after a short training, and its importance there
+is noise."""
+
+
 def arm_named(name: str) -> ArmKind:
     """The arm of that name.
 
@@ -25,13 +30,13 @@ def arm_named(name: str) -> ArmKind:
 
 
 def chosen(names: Sequence[str] | None) -> list[ArmKind]:
-    """The arms of those names with the controls that they need, in the order of the report; all without names.
+    """The arms of those names with the controls that they need, in the order of the report; `USUAL` without names.
 
     Raises:
         UsageError: an unknown name, or none.
     """
     if names is None:
-        return list(ARMS.values())
+        return [ARMS[name] for name in USUAL]
     if not names:
         raise UsageError(f"--arms names no arm; {', '.join(ARMS)} work")
     wanted = {arm_named(name).name for name in names}

@@ -96,7 +96,7 @@ def _definition_words(name: str, pairs: Pairs, outcome: Outcome) -> str:
 
 def outcome_words(outcome: Outcome) -> str:
     """An outcome as a verb."""
-    return "is open" if outcome == "open" else outcome
+    return {"open": "is open", "no deficit at this size": "shows no deficit at this size"}.get(outcome, outcome)
 
 
 def _phase_words(arm: Arm) -> list[str]:
