@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 
 from leadline import __version__
+from leadline.cli.terminal import as_option, make_printable, quiet_libraries
 from leadline.errors import LeadlineError, UsageError, did_you_mean
 from leadline.files import check_file
 
@@ -38,6 +39,7 @@ OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calcula
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    make_printable()
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -88,7 +90,11 @@ def _run(arguments: list[str]) -> int:
         check_file(target, "--json")
     with warnings.catch_warnings():
         warnings.showwarning = Warnings()
-        code: int = module.run(parsed)
+        quiet_libraries()
+        try:
+            code: int = module.run(parsed)
+        except UsageError as error:
+            raise as_option(error, parsed) from error
     return code
 
 

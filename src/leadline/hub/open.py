@@ -34,6 +34,9 @@ from leadline.training.run_folder import RUN_FILE
 
 Kind = Literal["run", "leadline", "hugging-face"]
 
+WEIGHTS = "model.safetensors"
+"""The weights, or with `.index.json` the list of the files that hold them."""
+
 STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """What safetensors call the dtypes in which a model can be loaded."""
 
@@ -141,26 +144,45 @@ def _check_causal(stack: Stack) -> None:
 
 
 def _load_hugging_face(path: Path, dtype: torch.dtype | None) -> Any:
-    if not any(path.glob("*.safetensors")):
+    config = _read_config(path)
+    files = _weight_files(path, config)
+    if not files:
         pickles = sorted(file.name for ending in ("*.bin", "*.pt", "*.pth") for file in path.glob(ending))
         if pickles:
             raise UsageError(
                 f"the weights in {path} are pickles ({pickles[0]}), which can run any code when they are loaded; "
                 "write them as safetensors where you trust them: model.save_pretrained(FOLDER)"
             )
-        raise UsageError(f"there are no weights (*.safetensors) in {path}")
+        raise UsageError(f"there are no weights ({WEIGHTS} or {WEIGHTS}.index.json) in {path}")
     try:
         import transformers  # noqa: F401 (whether it is there, before anything is read)
     except ImportError as error:
         raise LeadlineError('Hugging Face models need the package transformers: pip install "leadline[hf]"') from error
     try:
-        return load_causal_lm(path, dtype or _stored_dtype(path, _read_config(path)))
+        return load_causal_lm(path, dtype or _stored_dtype(files, config))
     except LeadlineError as error:
         raise LeadlineError(f"{path}: {one_line(error)}") from error
 
 
-def _stored_dtype(path: Path, config: dict[str, Any]) -> torch.dtype:
-    """What the configuration says, by any of the names it goes by; else what most of the stored numbers are."""
+def _weight_files(path: Path, config: dict[str, Any]) -> list[Path]:
+    """The files that the library loads weights from: no other in the folder counts."""
+    named = config.get("transformers_weights")
+    for name in [named] if isinstance(named, str) else [WEIGHTS, f"{WEIGHTS}.index.json"]:
+        file = path / name
+        if not file.is_file():
+            continue
+        if file.suffix != ".json":
+            return [file]
+        # What is damaged is for the loading to say.
+        with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            shards = json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()
+            return [path / shard for shard in dict.fromkeys(shards)]
+        return [file]
+    return []
+
+
+def _stored_dtype(files: list[Path], config: dict[str, Any]) -> torch.dtype:
+    """What the configuration says, by any of the names it goes by; else what most of the loaded numbers are."""
     texts = config.get("text_config")
     for entries in (config, texts if isinstance(texts, dict) else {}):
         said = str(entries.get("dtype") or entries.get("torch_dtype"))
@@ -168,7 +190,7 @@ def _stored_dtype(path: Path, config: dict[str, Any]) -> torch.dtype:
         if isinstance(dtype, torch.dtype):
             return dtype
     found: dict[torch.dtype, int] = {}
-    for file in path.glob("*.safetensors"):
+    for file in files:
         # What is damaged is for the loading to say.
         with contextlib.suppress(safetensors.SafetensorError, OSError), safetensors.safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (a file's handle: it has keys, but can't be iterated)

@@ -96,7 +96,7 @@ def save_pruned(
         LeadlineError: the model cannot be cut, or does not come back the same; nothing is left behind.
     """
     check_new(folder)
-    check_generation_config(model)
+    check_configurations(model)
     surgery = operate(model, blocks, layers=layers)
     removed = tuple(block for block in range(surgery.blocks) if block not in surgery.kept)
     tokens = sample_tokens(model) if tokens is None else tokens.to(model.device)
@@ -127,17 +127,22 @@ def save_checked(model: Any, folder: Path, *, tokenizer: Any = None, record: dic
         LeadlineError: it does not come back the same; nothing is left behind.
     """
     check_new(folder)
-    check_generation_config(model)
+    check_configurations(model)
     tokens = sample_tokens(model)
     return _save_and_load(model, folder, tokenizer, record, tokens, logits_of(model, tokens), {})[0]
 
 
-def check_generation_config(model: Any) -> None:
-    """Makes sure that the library saves how this model generates; it loads more than it saves.
+def check_configurations(model: Any) -> None:
+    """Makes sure that the library saves what this model is and how it generates; it loads more than it saves.
 
     Raises:
         LeadlineError: it doesn't; names the entries.
     """
+    try:
+        with tempfile.TemporaryDirectory() as folder, quiet():
+            model.config.save_pretrained(folder)
+    except Exception as error:  # Whatever the library objects to is the reason.
+        raise LeadlineError(f"transformers does not save this config.json: {one_line(error)}") from error
     config = getattr(model, "generation_config", None)
     if config is None:
         return
@@ -166,6 +171,8 @@ def load_causal_lm(folder: Path, dtype: torch.dtype, *, like: Any = None) -> Any
     # Without the third the library asks on the terminal whether to run what lies in the folder, and waits.
     options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
     options["dtype"] = dtype
+    # How the configuration wants its outputs isn't what the model is; the library's own classes need them by name.
+    options["return_dict"] = True
     if like is not None:
         implementations = {name: getattr(like.config, f"_{name}") for name in _IMPLEMENTATIONS}
         options |= {name: value for name, value in implementations.items() if value is not None}
