@@ -63,7 +63,7 @@ def test_the_table() -> None:
     assert lines[4].split() == ["a<b", "lean", "check", "failed", "loss", "is", "not", "finite"]
     assert lines[5:] == [
         "targets met, row by row: 1 of 2",
-        "9 rounds, intervals of 96.1%; wall time",
+        "9 rounds, intervals of 96.1\u00a0%; wall time",
         "note: something is left out",
     ]
 

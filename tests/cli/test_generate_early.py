@@ -64,10 +64,10 @@ def test_guesses_change_no_token(folder: Path, capsys: pytest.CaptureFixture[str
 def test_leaving_when_sure_and_always(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sure = said(folder, exit_block=1, exit_confidence=1.0)
     assert sure["early_exit"]["left_share"] == 0.0
-    assert "0 of 12 tokens left early (0%), 12 passes through the blocks behind it" in capsys.readouterr().err
+    assert "0 of 12 tokens left early (0\u00a0%), 12 passes through the blocks behind it" in capsys.readouterr().err
     always = said(folder, exit_block=1)
     assert (always["early_exit"]["left"], always["early_exit"]["later_passes"]) == (12, 0)
-    assert "12 of 12 tokens left early (100%)" in capsys.readouterr().err
+    assert "12 of 12 tokens left early (100\u00a0%)" in capsys.readouterr().err
     assert sure["early_exit"]["cache"] != always["early_exit"]["cache"]
 
 

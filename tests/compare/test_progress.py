@@ -123,6 +123,6 @@ def test_the_table_of_a_terminal(tmp_path: Path) -> None:
     display.stopping()
     display.close()
     assert "[red]mgr[/red], seed 0" in drawn, "names are no markup"
-    assert "50%, loss 2.500, 10 tokens/s" in drawn
+    assert "50\u00a0%, loss 2.500, 10 tokens/s" in drawn
     assert "0 of 2 runs" in drawn
     assert "time left" in drawn

@@ -61,7 +61,7 @@ def test_a_clear_winner_with_its_price() -> None:
     )
     assert got["headline"] == "Choose attnres: 0.120 bits per byte below prenorm."
     said = text(got)
-    assert "takes 25% longer per token than prenorm" in said
+    assert "takes 25\u00a0% longer per token than prenorm" in said
     assert "Behind prenorm: lns +0.100." in said
     assert "peri differs from prenorm not beyond noise" in said
     assert "512,000 tokens" in said
@@ -95,7 +95,7 @@ def test_one_seed_says_that_it_is_one() -> None:
     got = verdict(results(design("prenorm", [2.70]), design("attnres", [2.58]), design("mgr", [2.68])))
     assert got["headline"] == "Choose attnres: 0.120 bits per byte below prenorm (one seed)."
     assert "One seed: differences under 0.05 bits per byte should be read as noise" in text(got)
-    assert "mgr differs from prenorm by less than 0.05 (mgr -0.020)." in text(got)
+    assert "mgr differs from prenorm by less than 0.05 (mgr −0.020)." in text(got)
     small = verdict(results(design("prenorm", [2.70]), design("mgr", [2.66])))
     assert small["headline"].startswith("No difference beyond noise")
 

@@ -54,6 +54,14 @@ def embedding(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, DIM, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
 
 
+@every
+@pytest.mark.parametrize("shape", [(2, 5, DIM + 1), (2, 5, DIM - 1), (2, 5, 1), (1,), ()], ids=str)
+def test_another_width_is_refused_at_once(name: str, shape: tuple[int, ...]) -> None:
+    depth = EXAMPLES[name].build(DIM, SUBLAYERS)
+    with pytest.raises(UsageError, match=rf"has another width than dim={DIM}, which this was built for"):
+        depth.open(torch.zeros(shape))
+
+
 WEIGHTS = 0.4 * torch.randn(48, DIM, DIM, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 """The sublayers are `F_l(h) = tanh(h W_l)`."""
 

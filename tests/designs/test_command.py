@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from leadline.cli.designs import Arguments, run
-from leadline.designs import PARTS
+from leadline.designs import PARTS, resolve
 from leadline.errors import UsageError
 
 
@@ -76,3 +76,26 @@ def test_equal_flops(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         run(Arguments(equal="prenorm"))
     with pytest.raises(UsageError, match="--by and --tokens belong to --equal"):
         run(Arguments(design="cascade-a2", tokens="512k"))
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("mgr", "Four streams; the gates"),
+        ("mgr(streams=8) + bhyt", "Eight streams; the gates"),
+        ("mgr-independent(streams=2)", "Two streams, each with its own gate."),
+        ("mgr(streams=1)", "One stream; the gates"),
+        ("hc(streams=16)", "16 streams, mixed by"),
+        ("attnres-block(blocks=4)", "about four block sums"),
+        ("attnres", "Every sublayer attends over all outputs before it."),
+        ("attnres(block_size=2)", "attends over all sums of two outputs before it."),
+        ("attnres(window=3)", "attends over the embedding and the last three outputs before it."),
+        ("mix-ln", "Post-norm in the first quarter of the blocks"),
+        ("mix-ln(share=0.4, norm=layernorm)", "Post-norm (LayerNorm) in the first 40\u00a0% of the blocks"),
+        ("post-ln(norm=rmsnorm)", "RMSNorm on the stream after every sublayer"),
+        ("peri-ln", "A norm before and after every sublayer, and on the embedding."),
+        ("peri-ln(embedding_norm=false)", "A norm before and after every sublayer."),
+    ],
+)
+def test_a_description_follows_the_options(expression: str, said: str) -> None:
+    assert said in resolve(expression).summary

@@ -9,6 +9,7 @@ import pytest
 
 from leadline.designs import ShapeConfig, Side, count_flops, count_parameters, resolve, solve
 from leadline.designs.equal import RESIDUAL, WAYS, Balance, By, describe
+from leadline.drawing.words import percent
 from leadline.errors import UsageError
 
 SHAPE = ShapeConfig(dim=96, blocks=15, heads=6, kv_heads=6, head_dim=16, hidden=256, context=128)
@@ -76,7 +77,7 @@ def test_no_size_of_the_same_kind_is_nearer() -> None:
 
 
 def test_what_cannot_be_equal_is_an_error_that_names_what_can() -> None:
-    with pytest.raises(UsageError, match=r"18 blocks, is \+1\.8% off.*--by tokens and --by depth\+tokens work"):
+    with pytest.raises(UsageError, match=r"18 blocks, is \+1\.8\s% off.*--by tokens and --by depth\+tokens work"):
         solved("cascade-a2", "depth")
     with pytest.raises(UsageError, match="--by flops is not known; tokens, depth"):
         solved("cascade-a2", "flops")
@@ -121,4 +122,4 @@ def test_both_models_are_described() -> None:
     text = describe(balance)
     for row in (reference, variant):
         assert all(f"{row[key]:,}" in text for key in ("flops_per_token", "tokens", "parameters"))
-    assert f"{balance.residual:+.2%} off" in text
+    assert f"{percent(balance.residual, 2, sign=True)} off" in text

@@ -7,10 +7,12 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from leadline.data import load_tokenizer
 from leadline.errors import LeadlineError, UsageError
 from leadline.hub import kind_of, open_model
+from leadline.hub.agreement import logits_of
 from leadline.models import Decoder
 from leadline.stacks import Unit
 
@@ -26,7 +28,7 @@ def test_a_hugging_face_folder(hugging_face, tokenizer):
     assert not opened.stack.model.training
     tokens = torch.arange(12).view(2, 6)
     plain = AutoModelForCausalLM.from_pretrained(hugging_face)
-    assert torch.equal(opened.stack.logits(tokens), plain(tokens).logits)
+    assert torch.equal(opened.stack.logits(tokens), plain(tokens, use_cache=False).logits)
     assert opened.stack.logits(tokens).dtype == torch.float32
     assert open_model(hugging_face, dtype=torch.bfloat16).stack.logits(tokens).dtype == torch.bfloat16
 
@@ -66,6 +68,30 @@ def test_weights_keep_the_dtype_they_are_stored_in(hugging_face, said):
     del config["dtype"]
     (hugging_face / "config.json").write_text(json.dumps(config if said is None else {**config, "dtype": said}))
     assert {p.dtype for p in open_model(hugging_face).stack.model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_file_beside_the_model_does_not_decide_its_dtype(hugging_face, sharded):
+    model = open_model(hugging_face, dtype=torch.bfloat16).stack.model
+    (hugging_face / "model.safetensors").unlink()
+    model.save_pretrained(hugging_face, **({"max_shard_size": "20KB"} if sharded else {}))
+    assert (hugging_face / "model.safetensors").exists() != sharded
+    config = json.loads((hugging_face / "config.json").read_text())
+    del config["dtype"]
+    (hugging_face / "config.json").write_text(json.dumps(config))
+    state = {name: value.float().clone() for name, value in model.state_dict().items()}
+    save_file({**state, "more": torch.zeros(1000, 100)}, hugging_face / "ema.safetensors")
+    assert {p.dtype for p in open_model(hugging_face).stack.model.parameters()} == {torch.bfloat16}
+
+
+def test_how_a_configuration_wants_its_outputs_does_not_matter(hugging_face):
+    tokens = torch.arange(6)[None]
+    expected = open_model(hugging_face).stack.logits(tokens)
+    config = json.loads((hugging_face / "config.json").read_text())
+    (hugging_face / "config.json").write_text(json.dumps({**config, "return_dict": False}))
+    opened = open_model(hugging_face)
+    assert torch.equal(opened.stack.logits(tokens), expected)
+    assert torch.equal(logits_of(opened.stack.model, tokens), expected)
 
 
 def test_a_model_that_reads_what_it_should_predict_is_refused(hugging_face, tmp_path):

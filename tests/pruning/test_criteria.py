@@ -8,6 +8,7 @@ import pytest
 import torch
 from toy_stack import ToyStack, rows
 
+from leadline.data import Batch
 from leadline.errors import LeadlineError, UsageError
 from leadline.pruning.criteria import CRITERIA, Evidence, check_criterion, rank
 from leadline.stacks import Unit
@@ -105,6 +106,15 @@ def test_taylor_sums_over_batches_before_the_absolute_value() -> None:
     one = rank("taylor", "block", Evidence(stack=toy, batches=rows([0, 1, 1, 0]))).scores
     several = rank("taylor", "block", Evidence(stack=toy, batches=rows([0], [1], [1], [0]))).scores
     assert several == pytest.approx(one, rel=1e-12)
+
+
+def test_taylor_is_a_mean_over_the_targets_that_count() -> None:
+    toy = stack(0.3 * QUARTER, EYE)
+    (batch,) = rows([0, 1, 1, 0])
+    targets = torch.cat((batch.targets, torch.full_like(batch.targets, -100)))
+    padded = Batch(torch.cat((batch.tokens, batch.tokens)), targets)
+    one, other = (rank("taylor", "block", Evidence(stack=toy, batches=[given])).scores for given in (batch, padded))
+    assert other == pytest.approx(one, rel=1e-12)
 
 
 def test_taylor_of_frozen_weights_leaves_them_frozen() -> None:

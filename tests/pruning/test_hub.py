@@ -123,7 +123,7 @@ def measured(*_: Any) -> None:
     raise AssertionError("something was measured")
 
 
-@pytest.mark.parametrize("why", ["quantised", "narrowed", "spread", "generation"])
+@pytest.mark.parametrize("why", ["quantised", "narrowed", "spread", "generation", "outputs"])
 def test_what_cannot_be_saved_at_all_is_refused_before_anything_is_scored(
     why: str, hub: Make, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,12 +136,15 @@ def test_what_cannot_be_saved_at_all_is_refused_before_anything_is_scored(
         model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.bfloat16()
     elif why == "spread":
         model.hf_device_map = {"model.layers.0": 0, "model.layers.1": "cpu"}
+    elif why == "outputs":
+        model.config._output_attentions = True  # as loaded: setting it by its name would be refused at once
     else:
         model.generation_config.temperature = 0.7
     said = {
         "quantised": "the weights are quantised",
         "narrowed": "inv_freq is bfloat16 here",
         "spread": "spread over devices",
+        "outputs": "transformers does not save this config.json: .*output_attentions",
         "generation": r"^transformers does not save this generation_config.json: temperature can't stand",
     }[why]
     # Without a folder it is measured.

@@ -61,10 +61,10 @@ def test_a_loss_that_is_no_use(scale: float) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context": 0, "stride": 1}, "--context 0 is too small"),
-        ({"context": 4, "stride": 0}, "--stride 0 is too small"),
-        ({"context": 4, "stride": 5}, "--stride 5 is more than the context; 1 to 4 work"),
-        ({"context": 4, "stride": 4, "batch_size": 0}, "--batch-size 0 is too small"),
+        ({"context": 0, "stride": 1}, "context=0 is too small"),
+        ({"context": 4, "stride": 0}, "stride=0 is too small"),
+        ({"context": 4, "stride": 5}, "stride=5 is more than the context; 1 to 4 work"),
+        ({"context": 4, "stride": 4, "batch_size": 0}, "batch_size=0 is too small"),
     ],
 )
 def test_readings_that_do_not_work(options: dict[str, int], message: str) -> None:

@@ -137,7 +137,8 @@ def test_the_lens_can_be_used_while_a_pass_runs():
     with stack.watching(looks):
         logits = stack.logits(tokens)
     assert looks.blocks == [0, 1, 2]
-    torch.testing.assert_close(looks.seen[-1], logits, rtol=1e-9, atol=1e-9)
+    # Gemma's norms compute in float32, and the lens gives them rows in another shape.
+    torch.testing.assert_close(looks.seen[-1], logits, rtol=1e-5, atol=1e-5)
     assert float(logits.abs().max()) <= stack.model.config.final_logit_softcapping
 
 
@@ -194,7 +195,8 @@ def test_the_cache_goes_by_both_of_its_names():
                 last = model(tokens[:, 5:], use_cache=True, **{name: kept}).logits
             except TypeError:  # this version of the library has one of them only
                 continue
-            torch.testing.assert_close(last[:, 0], full[:, 5], rtol=1e-9, atol=1e-9)
+            # One query against a cache is another product than all at once; a wrong position differs by far more.
+            torch.testing.assert_close(last[:, 0], full[:, 5], rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
@@ -320,7 +322,7 @@ def test_a_sublayer_that_carries_the_stream_is_not_told_apart(watched):
     told, logits = watched(stack, tokens)
     assert told.blocks == [0, 1, 2]
     assert not told.outputs
-    torch.testing.assert_close(stack.lens(told.after[-1]), logits)
+    torch.testing.assert_close(stack.lens(told.after[-1]), logits, rtol=1e-5, atol=1e-5)
     with pytest.raises(UsageError, match="block 1 has no sublayers"):
         stack.check([Unit(1, "mlp")])
 

@@ -46,8 +46,9 @@ def test_every_block_is_told_of_and_the_sums_are_right(family, stack, watched):
 def test_the_lens_is_the_models_own_head(stack, watched):
     tokens = causal_lms.tokens()
     told, logits = watched(stack, tokens)
-    torch.testing.assert_close(stack.lens(told.after[-1]), logits, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(stack.lens(told.after[-1][0, 2]), logits[0, 2], rtol=1e-9, atol=1e-9)
+    # Many final norms compute in float32, whatever the model's dtype, and the lens gives them rows in another shape.
+    torch.testing.assert_close(stack.lens(told.after[-1]), logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(stack.lens(told.after[-1][0, 2]), logits[0, 2], rtol=1e-5, atol=1e-5)
     assert not torch.allclose(stack.lens(told.after[0]), logits, atol=1e-2)
 
 
@@ -56,7 +57,8 @@ def test_the_last_block_is_not_the_library_s_last_hidden_state(family, stack, wa
     """The library's is behind the final norm."""
     tokens = causal_lms.tokens()
     told, _ = watched(stack, tokens)
-    hidden = stack.model(tokens, output_hidden_states=True, use_cache=False).hidden_states  # as it was watched
+    # Without a cache, as `told` is: some families attend in float32, where another layout of the keys rounds otherwise.
+    hidden = stack.model(tokens, output_hidden_states=True, use_cache=False).hidden_states
     torch.testing.assert_close(hidden[1], told.after[0], rtol=1e-9, atol=1e-9)
     if family in POST_NORM:
         return  # it has no final norm

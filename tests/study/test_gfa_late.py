@@ -136,15 +136,20 @@ def test_a_verdict_that_hangs_on_block_0_says_so() -> None:
     assert "Without block 0" in found.evidence
 
 
-def test_a_place_that_is_worth_less_leaves_it_open() -> None:
-    def halved(phi: np.ndarray) -> np.ndarray:
-        """Twice as much for both places of a repeated block as one would need, each place alone less than before."""
-        return np.array([*np.arange(24, 16, -1), *np.arange(16, 8, -1), *np.full(8, 8.0)]) / 100
+@pytest.mark.parametrize(("blocks", "repeat"), SIZES[:3])
+def test_a_block_that_only_counts_twice_leaves_it_open(blocks: int, repeat: tuple[int, int]) -> None:
+    """Each place is worth what it was in the control, so that leaving out both costs twice as much."""
+    last, times = repeat
 
-    control = arm("vanilla", proportional, blocks=24, repeat=(8, 2), noise=0.005)
-    found = judged(arm("repeated", halved, blocks=24, repeat=(8, 2), noise=0.005), control, 8)
+    def counted(phi: np.ndarray) -> np.ndarray:
+        plain = np.arange(blocks, 0, -1) / 100
+        plain[-last:] *= times
+        return plain
+
+    control = arm("vanilla", proportional, blocks=blocks, repeat=repeat, noise=0.005)
+    found = judged(arm("repeated", counted, blocks=blocks, repeat=repeat, noise=0.005), control, last)
     assert found.outcome == "open", found.evidence
-    assert "So the rise is that of two passes" in found.evidence
+    assert "no more than that of two passes" in found.evidence
 
 
 def test_equalising_is_held_against_what_the_control_lacks() -> None:

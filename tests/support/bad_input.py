@@ -552,7 +552,7 @@ TAPERS = {
     "nothing to solve for": Bad("designs --equal prenorm", ("--equal prenorm", "NAME --equal")),
     "a budget without a reference": Bad("designs cascade-a2 --tokens 1M", ("--tokens belong to --equal",)),
     "an unknown reference": Bad("designs cascade-a2 --equal prenrom", ("'prenrom' is not known",)),
-    "a budget too small": Bad("designs cascade-a2 --equal prenorm --tokens 1", ("not within 1%", "--tokens")),
+    "a budget too small": Bad("designs cascade-a2 --equal prenorm --tokens 1", ("not within 1\u00a0%", "--tokens")),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leadline.data import DataSet, Loader, bits_per_byte
+from leadline.data import Batch, DataSet, Loader, bits_per_byte
 from leadline.errors import LeadlineError, UsageError
 from leadline.models import Decoder
 from leadline.ops import choice
-from leadline.training import load_model, train
+from leadline.training import evaluation, load_model, train
 from leadline.training.loop import Trainer
 from leadline.training.resolve import decide
 from leadline.training.run_folder import claim
@@ -209,6 +210,23 @@ def test_evaluation_is_the_mean_over_the_held_out_part(config: Any, data: Path, 
     assert summary.loss == pytest.approx(loss, rel=1e-5)
     assert summary.bits_per_byte == pytest.approx(loss / math.log(2) * split.tokens / split.bytes, rel=1e-5)
     assert summary.bits_per_byte == bits_per_byte(summary.loss, split.bytes_per_token)
+
+
+def test_targets_that_do_not_count_are_not_in_the_held_out_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Embedding(3, 3)
+    tokens = torch.tensor([[0, 1, 2], [2, 1, 0]])
+    batches = [
+        Batch(tokens, torch.tensor([[1, -100, -100], [-100, -100, -100]])),
+        Batch(tokens, torch.tensor([[-100, 2, 1], [1, 0, -100]])),
+        Batch(tokens, torch.full((2, 3), -100)),
+    ]
+    monkeypatch.setattr(evaluation, "evaluation_batches", lambda *args: iter(batches))
+    split: Any = types.SimpleNamespace(bytes_per_token=1.0)
+    options = {"batch_size": 2, "context": 3, "tokens": 18, "device": torch.device("cpu"), "precision": "float32"}
+    found = evaluation.evaluate(model, split, **options)
+    targets = torch.cat([batch.targets.flatten() for batch in batches])
+    truth = F.cross_entropy(model(tokens.flatten().repeat(3)), targets).item()
+    assert found.loss == pytest.approx(truth, rel=1e-5)
 
 
 def test_loss_falls(config: Any, tmp_path: Path, lines: Lines) -> None:

@@ -10,6 +10,7 @@ from markupsafe import escape
 
 from leadline.bench.results import Result, Row, Verdict
 from leadline.bench.table import FAILED, coverage, interval
+from leadline.drawing.words import percent
 
 WIDTH = 900
 LEFT, RIGHT = 310, 200
@@ -50,7 +51,7 @@ def draw(result: Result) -> str:
         _text(where, 12, 44, "faint"),
     ]
     axis = _axis(high, TOP - 6, y)
-    note = f"bars: medians of {result.rounds} rounds; lines: {coverage(result):.1%} intervals"
+    note = f"bars: medians of {result.rounds} rounds; lines: {percent(coverage(result), 1)} intervals"
     if any(_time_targets(row) for row in result.rows):
         note += "; marks: targets"
     words.append(_text(note + "; shorter is better", 12, height - 8, "faint"))

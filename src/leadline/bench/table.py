@@ -9,6 +9,7 @@ from typing import TextIO
 from leadline.bench.results import Result, Row
 from leadline.bench.statistics import Median
 from leadline.bench.targets import verdict
+from leadline.drawing.words import percent
 
 FAILED = "check failed"
 
@@ -101,7 +102,7 @@ def after(result: Result) -> list[str]:
         alone = f", {narrow} of them by the interval alone" if narrow else ""
         lines.append(f"targets met, row by row: {met} of {len(judged)}{alone}")
     if result.rounds:
-        text = f"{result.rounds} rounds, intervals of {coverage(result):.1%}; {result.method}"
+        text = f"{result.rounds} rounds, intervals of {percent(coverage(result), 1)}; {result.method}"
         lines += textwrap.wrap(text, 120)
     elif not result.interrupted:
         failed = sum(bool(row.failed) for row in result.rows)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from leadline.cli.repeating import repeating
+from leadline.drawing.words import fixed
 
 if TYPE_CHECKING:
     from leadline.compare.planning import Wish
@@ -191,7 +192,7 @@ def _columns(design: dict[str, Any], baseline: str) -> str:
     if design["name"] == baseline:
         said = "baseline"
     elif difference is not None:
-        said = f"{difference['mean']:+.3f}"
+        said = fixed(difference["mean"], sign=True)
         beyond = {True: "yes", False: "no", None: "one seed"}[difference["beyond_noise"]]
     speed = design["tokens_per_second"]
     return (

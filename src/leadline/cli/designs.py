@@ -124,7 +124,7 @@ def describe_part(part: Part) -> dict[str, Any]:
         "name": part.name,
         "decides": list(part.slots),
         "options": options,
-        "summary": part.summary,
+        "summary": part.summary(),
         "source": part.source,
     }
 
@@ -189,7 +189,7 @@ def _print_list(parts: list[Part]) -> None:
         print(f"{heading}:")
         for part in parts:
             if _HEADINGS[part.slots[0]] == heading:
-                print(f"  {part.name:<{width}}  {part.summary} [{part.source}]")
+                print(f"  {part.name:<{width}}  {part.summary()} [{part.source}]")
         print()
     print('Join parts with +, and give options in parentheses: "mgr(streams=8, gate=independent) + bhyt".')
     print("leadline designs NAME shows one in detail.")

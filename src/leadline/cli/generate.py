@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from leadline.drawing.words import percent
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -171,11 +173,11 @@ def told(exit: EarlyExit, statistics: ExitStatistics, blocks: int) -> str:
     if exit.draft is not None:
         came = f"{statistics.tokens} tokens with {passes}"
         if statistics.accepted_share is not None:
-            share = f"{statistics.accepted_share:.0%}"
+            share = percent(statistics.accepted_share)
             came += f"; {statistics.accepted} of {statistics.drafted} guesses accepted ({share})"
     else:
         came = f"{statistics.left} of {statistics.tokens} tokens left early"
-        came += "" if statistics.left_share is None else f" ({statistics.left_share:.0%}), {passes}"
+        came += "" if statistics.left_share is None else f" ({percent(statistics.left_share)}), {passes}"
     return f"{where}: {came}. {exit.filling}"
 
 

@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.
 from __future__ import annotations
 
 import importlib
-import io
 import itertools
 import os
 import sys
@@ -14,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 
 from leadline import __version__
+from leadline.cli.terminal import as_option, make_printable, quiet_libraries
 from leadline.errors import LeadlineError, UsageError, did_you_mean
 from leadline.files import check_file
 
@@ -39,9 +39,7 @@ OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calcula
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a character that the terminal has not is no reason to fail
+    make_printable()
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -92,7 +90,11 @@ def _run(arguments: list[str]) -> int:
         check_file(target, "--json")
     with warnings.catch_warnings():
         warnings.showwarning = Warnings()
-        code: int = module.run(parsed)
+        quiet_libraries()
+        try:
+            code: int = module.run(parsed)
+        except UsageError as error:
+            raise as_option(error, parsed) from error
     return code
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from leadline.cli.repeating import repeating
+from leadline.drawing.words import percent
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
@@ -361,7 +362,9 @@ def summary(record: dict[str, Any], out: Path | None) -> list[str]:
     rows = [("whole", record["before"]), ("cut", record["after"]), ("cut and healed", record["healed"])]
     lines += ["", f"{'':16}perplexity  bits/byte  top-1"]
     lines += [
-        f"{name:16}{q['perplexity']:10.4f}  {q['bits_per_byte']:9.4f}  {q['accuracy']:5.1%}" for name, q in rows if q
+        f"{name:16}{q['perplexity']:10.4f}  {q['bits_per_byte']:9.4f}  {percent(q['accuracy'], 1):>7}"
+        for name, q in rows
+        if q
     ]
     told = record["before"]
     lines.append(
@@ -372,7 +375,7 @@ def summary(record: dict[str, Any], out: Path | None) -> list[str]:
         lines.append(f"scores from {record['calibration']['tokens']:,} tokens of the training part")
     before, after = record["parameters"]["before"], record["parameters"]["after"]
     if after is not None:
-        lines.append(f"parameters {before:,} to {after:,}, {(after - before) / max(before, 1):+.1%}")
+        lines.append(f"parameters {before:,} to {after:,}, {percent((after - before) / max(before, 1), 1, sign=True)}")
     for one in record["speed"] or ():
         lines.append(
             f"{one['work']:10} batch {one['batch_size']:<3} {one['before']:9,.0f} to {one['after']:9,.0f} tokens/s, "

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from leadline.compare.jobs import Job
+from leadline.drawing.words import percent
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -226,4 +227,4 @@ def _what(state: _State) -> str:
     if state.loss is None:
         return "starting"
     speed = f", {state.speed:,.0f} {state.job.unit}/s" if state.speed else ""
-    return f"{state.share / TRAINING_SHARE:.0%}, loss {state.loss:.3f}{speed}"
+    return f"{percent(state.share / TRAINING_SHARE)}, loss {state.loss:.3f}{speed}"

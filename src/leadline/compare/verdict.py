@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from leadline.drawing.words import fixed, percent
+
 ONE_SEED_NOISE = 0.05
 """Bits per byte below which a difference on one seed is read as noise: prototype seeds differed by 0.01 to 0.09."""
 SAME_SPEED = 0.05
@@ -115,7 +117,7 @@ def _groups(
 
 def _price(design: Design, baseline: Design) -> str:
     low, high = design["difference"]["low"], design["difference"]["high"]
-    span = "" if low is None else f" (95 % interval {low:+.3f} to {high:+.3f} bits per byte)"
+    span = "" if low is None else f" (95 % interval {fixed(low, sign=True)} to {fixed(high, sign=True)} bits per byte)"
     return f"{design['name']}{span} {_speed(design, baseline)}{_memory(design, baseline)}."
 
 
@@ -123,7 +125,7 @@ def _speed(design: Design, than: Design) -> str:
     share = _share(design, than)
     if abs(share) <= SAME_SPEED:
         return f"takes about as long per token as {than['name']}"
-    return f"takes {abs(share):.0%} {'longer' if share > 0 else 'less time'} per token than {than['name']}"
+    return f"takes {percent(abs(share))} {'longer' if share > 0 else 'less time'} per token than {than['name']}"
 
 
 def _slower(design: Design, than: Design) -> str:
@@ -134,7 +136,7 @@ def _memory(design: Design, baseline: Design) -> str:
     mine, reference = design["peak_memory_bytes"], baseline["peak_memory_bytes"]
     if not mine or not reference or abs(mine / reference - 1) < SAME_SPEED:
         return ""
-    return f" and {abs(mine / reference - 1):.0%} {'more' if mine > reference else 'less'} memory"
+    return f" and {percent(abs(mine / reference - 1))} {'more' if mine > reference else 'less'} memory"
 
 
 def _failures(designs: Sequence[Design]) -> list[str]:
@@ -179,7 +181,7 @@ def _ranking(designs: Sequence[Design]) -> str:
 
 
 def _each(designs: Sequence[Design]) -> str:
-    return _listed([f"{d['name']} {d['difference']['mean']:+.3f}" for d in designs])
+    return _listed([f"{d['name']} {fixed(d['difference']['mean'], sign=True)}" for d in designs])
 
 
 def _listed(parts: Sequence[str]) -> str:

@@ -139,7 +139,7 @@ class Connection:
         self.check(dim, sublayers)
         kwargs = {"device": device, "dtype": dtype or torch.float32}
         sites = [self.make_site(index, dim, sublayers, **kwargs) for index in range(sublayers)]
-        return Depth(self, sites, self.make_readout(dim, sublayers, **kwargs))
+        return Depth(self, dim, sites, self.make_readout(dim, sublayers, **kwargs))
 
     def check(self, dim: int, sublayers: int) -> None:
         """Raises UsageError where the options do not fit; called by `build`."""
@@ -176,16 +176,25 @@ class Connection:
 
 
 class Depth(nn.Module):
-    """A connection built for one stack: `sites`, `readout`, and the calls that have no parameters."""
+    """A connection built for one stack of width `dim`: `sites`, `readout`, and the calls that have no parameters."""
 
-    def __init__(self, connection: Connection, sites: Sequence[Site], readout: Readout) -> None:
+    def __init__(self, connection: Connection, dim: int, sites: Sequence[Site], readout: Readout) -> None:
         super().__init__()
         self.connection = connection
+        self.dim = dim
         self.sites = nn.ModuleList(sites)
         self.readout = readout
 
     def open(self, x: Tensor) -> State:
-        """The state before the first sublayer, from x of shape (..., dim)."""
+        """The state before the first sublayer, from x of shape (..., dim).
+
+        Raises:
+            UsageError: x has another width.
+        """
+        if x.dim() == 0 or x.shape[-1] != self.dim:
+            raise UsageError(
+                f"x of shape {tuple(x.shape)} has another width than dim={self.dim}, which this was built for"
+            )
         return self.connection.open(x)
 
     def prefetch(self, state: State, upcoming_sites: Sequence[Site]) -> State:

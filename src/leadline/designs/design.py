@@ -174,7 +174,7 @@ def resolve(expression: str) -> Design:
         else False,
         taper=slots["taper"].options if "taper" in slots else UNTAPERED,
         parts=tuple(term.part.name for term in shown),
-        summary=" ".join(term.part.summary for term in shown),
+        summary=" ".join(term.part.summary(term.options) for term in shown),
         source="; ".join(dict.fromkeys(term.part.source for term in shown)),
     )
 

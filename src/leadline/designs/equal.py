@@ -18,6 +18,7 @@ from typing import Literal
 from leadline.designs.counting import count_flops, count_parameters
 from leadline.designs.design import Design
 from leadline.designs.presets import ShapeConfig
+from leadline.drawing.words import percent
 from leadline.errors import UsageError
 
 By = Literal["tokens", "depth", "width", "depth+tokens", "width+tokens"]
@@ -153,7 +154,12 @@ def describe(balance: Balance) -> str:
         )
         for line in lines
     ]
-    return "\n".join([*shown, f"equal by {balance.by}; the variant's training FLOPs are {balance.residual:+.2%} off"])
+    return "\n".join(
+        [
+            *shown,
+            f"equal by {balance.by}; the variant's training FLOPs are {percent(balance.residual, 2, sign=True)} off",
+        ]
+    )
 
 
 def _tokens(budget: int, per_token: int, batch_tokens: int) -> int:
@@ -204,7 +210,8 @@ def _too_far(nearest: Balance, side: Side, batch_tokens: int) -> str:
         side: the variant, before it was solved.
     """
     found, vocab_size, by = nearest.variant, nearest.vocab_size, nearest.by
-    off = f"is {nearest.residual:+.1%} off the reference's training FLOPs, not within {RESIDUAL:.0%}"
+    residual = percent(nearest.residual, 1, sign=True)
+    off = f"is {residual} off the reference's training FLOPs, not within {percent(RESIDUAL)}"
     per_token = nearest.reference.flops_per_token(vocab_size)
     # Whole steps are off by half a step at most, which is a share of the reference's tokens.
     share = found.flops_per_token(vocab_size) * batch_tokens / (per_token * nearest.reference.tokens)
@@ -212,7 +219,7 @@ def _too_far(nearest: Balance, side: Side, batch_tokens: int) -> str:
     if by == "tokens" or "+" in by:
         return (
             f"{found.design.name}: the nearest in whole steps of {batch_tokens} tokens {off}, because one step is "
-            f"{share:.1%} of them; --tokens {tokens} or more works, or a smaller batch"
+            f"{percent(share, 1)} of them; --tokens {tokens} or more works, or a smaller batch"
         )
     ways: list[By] = ["tokens", "depth+tokens" if by == "depth" else "width+tokens"]
     works = [

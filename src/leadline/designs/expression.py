@@ -87,7 +87,10 @@ def _parse_term(text: str, expression: str) -> Term:
         if key in given:
             raise UsageError(f"{part.name} has option {key} twice")
         given[key] = read_value(hints[key], value, f"{part.name}({key}=…)")
-    options = part.make(given)
+    try:
+        options = part.make(given)
+    except UsageError as error:
+        raise UsageError(f"{part.name}: {error}") from error
     return Term(_shortest(part, options), options, part.name)
 
 

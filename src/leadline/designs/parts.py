@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from leadline.connections import AttentionResiduals, HyperConnections, ManifoldHyperConnections, MultiGate
 from leadline.designs import recipes
 from leadline.designs.taper import Taper
+from leadline.drawing.words import percent
 from leadline.errors import UsageError, did_you_mean
 from leadline.norms import BHyT, Derf, DyT, LayerNorm, RMSNorm
 
@@ -23,7 +24,7 @@ class Part:
         name: as written in expressions.
         options: the frozen dataclass whose fields are the part's options.
         slots: what the part decides; a design has at most one part for each slot.
-        summary: one line.
+        about: one line, or what makes one of the options, where it names what they decide.
         source: paper, or "ours".
         defaults: options that differ from the dataclass's own defaults.
     """
@@ -31,13 +32,41 @@ class Part:
     name: str
     options: type
     slots: tuple[Slot, ...]
-    summary: str
+    about: str | Callable[[Any], str]
     source: str
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def make(self, given: Mapping[str, Any]) -> Any:
         """The options' dataclass with the given options over the part's defaults."""
         return self.options(**{**self.defaults, **given})
+
+    def summary(self, options: Any = None) -> str:
+        """One line about the part with these options; with its defaults unless given."""
+        return self.about if isinstance(self.about, str) else self.about(self.make({}) if options is None else options)
+
+
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_NORM_NAMES = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+
+
+def _number(value: int) -> str:
+    return _NUMBERS[value] if value < len(_NUMBERS) else str(value)
+
+
+def _streams(options: Any) -> str:
+    return f"{_number(options.streams).capitalize()} stream{'s' if options.streams > 1 else ''}"
+
+
+def _share(options: recipes.MixedNorm) -> str:
+    said = {0.25: "quarter", 0.5: "half"}.get(options.share, percent(options.share))
+    norm = "" if options.norm == "rmsnorm" else f" ({_NORM_NAMES[options.norm]})"
+    return f"Post-norm{norm} in the first {said} of the blocks, pre-norm in the others."
+
+
+def _sources(options: AttentionResiduals) -> str:
+    what = "outputs" if options.block_size is None else f"sums of {_number(options.block_size)} outputs"
+    which = "all" if options.window is None else f"the embedding and the last {_number(options.window)}"
+    return f"Every sublayer attends over {which} {what} before it."
 
 
 _CONNECTION: tuple[Slot, ...] = ("connection",)
@@ -50,29 +79,32 @@ _ALL = (
     Part("prenorm", recipes.Plain, _CONNECTION, "Residual stream, RMSNorm before every sublayer: the baseline.",
          "Xiong et al., arXiv 2002.04745; RMSNorm arXiv 1910.07467"),
     Part("post-ln", recipes.PostNorm, ("connection", "norm", "placement"),
-         "LayerNorm on the stream after every sublayer, none inside.", "Vaswani et al., arXiv 1706.03762"),
+         lambda o: f"{_NORM_NAMES[o.norm]} on the stream after every sublayer, none inside.",
+         "Vaswani et al., arXiv 1706.03762"),
     Part("deepnorm", recipes.DeepPostNorm, ("connection", "norm", "placement"),
          "Post-norm with the stream scaled up by (2·blocks)^¼ and a smaller start.", "arXiv 2203.00555"),
     Part("mix-ln", recipes.MixedNorm, ("connection", "placement"),
-         "Post-norm in the first quarter of the blocks, pre-norm in the others.", "arXiv 2412.13795"),
+         _share, "arXiv 2412.13795"),
     Part("layerscale", recipes.LayerScale, _CONNECTION,
          "A learned scale per channel on every sublayer's output, starting small.", "CaiT, arXiv 2103.17239"),
     Part("rezero", recipes.ReZero, _CONNECTION,
          "A learned scalar on every sublayer's output, starting at zero; the norms stay (ours).", "arXiv 2003.04887"),
     Part("attnres", AttentionResiduals, _CONNECTION,
-         "Every sublayer attends over all outputs before it.", "Attention Residuals, arXiv 2603.15031"),
+         _sources, "Attention Residuals, arXiv 2603.15031"),
     Part("attnres-block", recipes.BlockAttentionResiduals, _CONNECTION,
-         "Attention over about eight block sums and the current partial sum.",
+         lambda o: f"Attention over about {_number(o.blocks)} block sums and the current partial sum.",
          "Attention Residuals, arXiv 2603.15031"),
     Part("mgr-competitive", MultiGate, _CONNECTION,
-         "Four streams; the gates compete with each other and with keeping.",
+         lambda o: f"{_streams(o)}; the gates compete with each other and with keeping.",
          "Multi-Gate Residuals, arXiv 2605.23259", {"gate": "competitive"}),
     Part("mgr-independent", MultiGate, _CONNECTION,
-         "Four streams, each with its own gate.", "Multi-Gate Residuals, arXiv 2605.23259", {"gate": "independent"}),
+         lambda o: f"{_streams(o)}, each with its own gate.",
+         "Multi-Gate Residuals, arXiv 2605.23259", {"gate": "independent"}),
     Part("mgr", MultiGate, _CONNECTION,
          "Short for mgr-competitive.", "Multi-Gate Residuals, arXiv 2605.23259", {"gate": "competitive"}),
     Part("hc", HyperConnections, _CONNECTION,
-         "Four streams, mixed by learned, input-dependent matrices.", "Hyper-Connections, arXiv 2409.19606"),
+         lambda o: f"{_streams(o)}, mixed by learned, input-dependent matrices.",
+         "Hyper-Connections, arXiv 2409.19606"),
     Part("mhc", ManifoldHyperConnections, _CONNECTION,
          "Hyper-connections whose mixing is made doubly stochastic by Sinkhorn steps.", "arXiv 2512.24880",
          {"mixing": "sinkhorn"}),
@@ -91,7 +123,8 @@ _ALL = (
     Part("bhyt-unit", BHyT, _NORM, "Bounded tanh whose gain starts at κ/λ, so that it starts at unit scale.",
          "ours, after arXiv 2601.09719", {"gain_init": "unit"}),
     Part("peri-ln", recipes.PeriLN, _PLACEMENT,
-         "A norm before and after every sublayer, and on the embedding.", "arXiv 2502.02732"),
+         lambda o: f"A norm before and after every sublayer{', and on the embedding' if o.embedding_norm else ''}.",
+         "arXiv 2502.02732"),
     Part("sandwich-ln", recipes.SandwichLN, _PLACEMENT,
          "A norm before and after every sublayer.", "CogView, arXiv 2105.13290"),
     Part("lns", recipes.LayerNormScaling, _PLACEMENT,

@@ -35,6 +35,11 @@ def fixed(value: float | None, decimals: int = 3, sign: bool = False) -> str:
     return _minus(text)
 
 
+def percent(share: float | None, decimals: int = 0, sign: bool = False) -> str:
+    """A share as a percentage, with a space that doesn't break: 28 %, +1.5 %."""
+    return DASH if share is None else f"{fixed(100 * share, decimals, sign)}\u00a0%"
+
+
 def count(value: float | None, digits: int = 3) -> str:
     """1.77 M, 20.0 k, 12: thousands by their letter."""
     if value is None:

@@ -34,6 +34,9 @@ from leadline.training.run_folder import RUN_FILE
 
 Kind = Literal["run", "leadline", "hugging-face"]
 
+WEIGHTS = "model.safetensors"
+"""The weights, or with `.index.json` the list of the files that hold them."""
+
 STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """What safetensors call the dtypes in which a model can be loaded."""
 
@@ -141,41 +144,45 @@ def _check_causal(stack: Stack) -> None:
 
 
 def _load_hugging_face(path: Path, dtype: torch.dtype | None) -> Any:
-    if not _weight_files(path):
+    config = _read_config(path)
+    files = _weight_files(path, config)
+    if not files:
         pickles = sorted(file.name for ending in ("*.bin", "*.pt", "*.pth") for file in path.glob(ending))
         if pickles:
             raise UsageError(
                 f"the weights in {path} are pickles ({pickles[0]}), which can run any code when they are loaded; "
                 "write them as safetensors where you trust them: model.save_pretrained(FOLDER)"
             )
-        raise UsageError(
-            f"there are no weights in {path}: neither model.safetensors nor the files of model.safetensors.index.json"
-        )
+        raise UsageError(f"there are no weights ({WEIGHTS} or {WEIGHTS}.index.json) in {path}")
     try:
         import transformers  # noqa: F401 (whether it is there, before anything is read)
     except ImportError as error:
         raise LeadlineError('Hugging Face models need the package transformers: pip install "leadline[hf]"') from error
     try:
-        return load_causal_lm(path, dtype or _stored_dtype(path, _read_config(path)))
+        return load_causal_lm(path, dtype or _stored_dtype(files, config))
     except LeadlineError as error:
         raise LeadlineError(f"{path}: {one_line(error)}") from error
 
 
-def _weight_files(path: Path) -> list[Path]:
-    """The files that the library loads weights from, of those that are there; any others lie beside the model."""
-    whole, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    if whole.is_file() or not index.is_file():
-        return [whole] if whole.is_file() else []
-    try:
-        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        files = {path / str(name) for name in named}
-    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
-        raise LeadlineError(f"{index} is damaged: it should hold an object weight_map of files ({error})") from error
-    return sorted(file for file in files if file.is_file())
+def _weight_files(path: Path, config: dict[str, Any]) -> list[Path]:
+    """The files that the library loads weights from: no other in the folder counts."""
+    named = config.get("transformers_weights")
+    for name in [named] if isinstance(named, str) else [WEIGHTS, f"{WEIGHTS}.index.json"]:
+        file = path / name
+        if not file.is_file():
+            continue
+        if file.suffix != ".json":
+            return [file]
+        # What is damaged is for the loading to say.
+        with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            shards = json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()
+            return [path / shard for shard in dict.fromkeys(shards)]
+        return [file]
+    return []
 
 
-def _stored_dtype(path: Path, config: dict[str, Any]) -> torch.dtype:
-    """What the configuration says, by any of the names it goes by; else what most of the stored numbers are."""
+def _stored_dtype(files: list[Path], config: dict[str, Any]) -> torch.dtype:
+    """What the configuration says, by any of the names it goes by; else what most of the loaded numbers are."""
     texts = config.get("text_config")
     for entries in (config, texts if isinstance(texts, dict) else {}):
         said = str(entries.get("dtype") or entries.get("torch_dtype"))
@@ -183,7 +190,7 @@ def _stored_dtype(path: Path, config: dict[str, Any]) -> torch.dtype:
         if isinstance(dtype, torch.dtype):
             return dtype
     found: dict[torch.dtype, int] = {}
-    for file in _weight_files(path):
+    for file in files:
         # What is damaged is for the loading to say.
         with contextlib.suppress(safetensors.SafetensorError, OSError), safetensors.safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (a file's handle: it has keys, but can't be iterated)

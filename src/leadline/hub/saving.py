@@ -96,7 +96,7 @@ def save_pruned(
         LeadlineError: the model cannot be cut, or does not come back the same; nothing is left behind.
     """
     check_new(folder)
-    check_configs(model)
+    check_configurations(model)
     surgery = operate(model, blocks, layers=layers)
     removed = tuple(block for block in range(surgery.blocks) if block not in surgery.kept)
     tokens = sample_tokens(model) if tokens is None else tokens.to(model.device)
@@ -127,30 +127,34 @@ def save_checked(model: Any, folder: Path, *, tokenizer: Any = None, record: dic
         LeadlineError: it does not come back the same; nothing is left behind.
     """
     check_new(folder)
-    check_configs(model)
+    check_configurations(model)
     tokens = sample_tokens(model)
     return _save_and_load(model, folder, tokenizer, record, tokens, logits_of(model, tokens), {})[0]
 
 
-def check_configs(model: Any) -> None:
+def check_configurations(model: Any) -> None:
     """Makes sure that the library saves what this model is and how it generates; it loads more than it saves.
 
     Raises:
         LeadlineError: it doesn't; names the entries.
     """
-    for name in ("generation_config", "config"):
-        config = getattr(model, name, None)
-        if config is None:
-            continue
-        try:
-            with quiet(), tempfile.TemporaryDirectory() as folder:
-                config.save_pretrained(folder)
-        except Exception as error:  # Whatever the library objects to is the reason.
-            entries = ", ".join(re.findall(r"^- `(\w+)`", str(error), re.MULTILINE))
-            raise LeadlineError(
-                f"transformers does not save this {name}.json: "
-                + (f"{entries} can't stand beside the other entries; take them out" if entries else one_line(error))
-            ) from error
+    try:
+        with tempfile.TemporaryDirectory() as folder, quiet():
+            model.config.save_pretrained(folder)
+    except Exception as error:  # Whatever the library objects to is the reason.
+        raise LeadlineError(f"transformers does not save this config.json: {one_line(error)}") from error
+    config = getattr(model, "generation_config", None)
+    if config is None:
+        return
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            config.save_pretrained(folder)
+    except ValueError as error:
+        entries = ", ".join(re.findall(r"^- `(\w+)`", str(error), re.MULTILINE))
+        raise LeadlineError(
+            "transformers does not save this generation_config.json: "
+            + (f"{entries} can't stand beside the other entries; take them out" if entries else one_line(error))
+        ) from error
 
 
 def load_causal_lm(folder: Path, dtype: torch.dtype, *, like: Any = None) -> Any:
@@ -167,6 +171,8 @@ def load_causal_lm(folder: Path, dtype: torch.dtype, *, like: Any = None) -> Any
     # Without the third the library asks on the terminal whether to run what lies in the folder, and waits.
     options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
     options["dtype"] = dtype
+    # How the configuration wants its outputs isn't what the model is; the library's own classes need them by name.
+    options["return_dict"] = True
     if like is not None:
         implementations = {name: getattr(like.config, f"_{name}") for name in _IMPLEMENTATIONS}
         options |= {name: value for name, value in implementations.items() if value is not None}
@@ -174,8 +180,6 @@ def load_causal_lm(folder: Path, dtype: torch.dtype, *, like: Any = None) -> Any
     try:
         with quiet():
             model, info = load(str(folder), output_loading_info=True, **options)
-            for config in {id(each): each for each in (model.config, model.config.get_text_config())}.values():
-                config.return_dict = True  # says how to call the model, not what it is
     except Exception as error:  # Whatever the library objects to is the reason.
         raise LeadlineError(f"AutoModelForCausalLM cannot load it: {_reason(error)}") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from leadline.errors import LeadlineError
 from leadline.models import Decoder
+from leadline.ops.cross_entropy import IGNORED
 from leadline.stacks.sites import Watcher, readout_of, sites_of, watch
 
 __all__ = [
@@ -26,10 +27,6 @@ __all__ = [
     "sites_of",
     "watch",
 ]
-
-
-IGNORED = -100
-"""The target of a prediction that doesn't count: cross-entropy passes it by."""
 
 
 class TokenBatch(Protocol):

@@ -15,6 +15,7 @@ import torch
 from leadline.data import Loader, Split
 from leadline.errors import LeadlineError, UsageError
 from leadline.hub.text import begun
+from leadline.probes.watch import IGNORED
 from leadline.pruning.text import cross_entropy_sum
 from leadline.stacks import Stack
 from leadline.training.optimiser import BETAS, EPS, split_by_decay
@@ -126,7 +127,8 @@ def _train(stack: Stack, split: Split, healing: Healing, on_step: OnStep, begins
             group["lr"] = healing.learning_rate * rate_at(step, steps)
         batch = begun(loader.next(), begins)
         logits = stack.logits(batch.tokens.to(stack.device))
-        loss = cross_entropy_sum(logits, batch.targets.to(stack.device)) / batch.targets.numel()
+        kept = max(1, int((batch.targets != IGNORED).sum()))
+        loss = cross_entropy_sum(logits, batch.targets.to(stack.device)) / kept
         value = float(loss.detach())
         if not math.isfinite(value):
             raise LeadlineError(f"the loss of healing step {step} is not finite; a lower --heal-lr may do better")

@@ -207,10 +207,10 @@ class HubSubject(Subject):
     """A Hugging Face causal language model, as `save_pretrained` writes it."""
 
     def check_saving(self) -> None:
-        from leadline.hub.saving import check_configs
+        from leadline.hub.saving import check_configurations
         from leadline.hub.surgery import operate
 
-        check_configs(self.stack.model)
+        check_configurations(self.stack.model)
         operate(self.stack.model, (), layers=self._list)
 
     def check_cut(self, units: Sequence[Unit]) -> None:

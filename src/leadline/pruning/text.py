@@ -48,9 +48,9 @@ class Reading:
     def __post_init__(self) -> None:
         for name in ("context", "stride", "batch_size"):
             if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)} is too small; 1 or more work")
+                raise UsageError(f"{name}={getattr(self, name)} is too small; 1 or more work")
         if self.stride > self.context:
-            raise UsageError(f"--stride {self.stride} is more than the context; 1 to {self.context} work")
+            raise UsageError(f"stride={self.stride} is more than the context; 1 to {self.context} work")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leadline.errors import LeadlineError
 from leadline.probes.ablation import LossRise, sequence_losses
-from leadline.probes.watch import TokenBatch, measuring
+from leadline.probes.watch import IGNORED, TokenBatch, measuring
 from leadline.pruning.text import cross_entropy_sum
 from leadline.stacks import Stack, Unit
 
@@ -39,7 +39,7 @@ def taylor(
     parameters = list({id(p): p for group in of_unit for p in group}.values())
     wanted = [p.requires_grad for p in parameters]
     sums: dict[int, Tensor] = {}
-    count = sum(batch.targets.numel() for batch in batches)
+    count = sum(int((batch.targets != IGNORED).sum()) for batch in batches)
     if count == 0:
         raise LeadlineError("there are no tokens to measure on")
     try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -274,12 +275,14 @@ def _fit(before: Tensor, after: Tensor, candidates: list[list[_Call]]) -> tuple[
     if not candidates or not all(candidates) or before.shape != after.shape:
         return None, [], False
     start, end = (tensor.cpu().double().flatten() for tensor in (before, after))
+    if not bool((end - start).isfinite().all()):  # nothing can be fitted to it
+        return None, [], False
     rounding = ROUNDINGS * torch.finfo(after.dtype).eps
     best: tuple[float, float, list[_Call], list[float]] | None = None
     for chosen in itertools.product(*candidates):
         values = [call.value.cpu().double().flatten() for call in chosen if call.value is not None]
         error, factors = _weights(end - start, torch.stack(values, dim=1))
-        if best is None or error < 0.9 * best[0]:
+        if best is None or not math.isfinite(best[0]) or error < 0.9 * best[0]:
             size = float(start.norm() + end.norm() + sum(value.norm() for value in values))
             best = (error, size, list(chosen), factors)
     assert best is not None
@@ -290,6 +293,8 @@ def _fit(before: Tensor, after: Tensor, candidates: list[list[_Call]]) -> tuple[
 def _weights(change: Tensor, columns: Tensor) -> tuple[float, list[float]]:
     """How near weighted columns (N, K) come to `change` (N), and the weights: ones where others are no better."""
     ones = float((change - columns.sum(dim=1)).norm())
+    if not math.isfinite(ones):  # a candidate that overflows is none
+        return ones, [1.0] * columns.shape[1]
     weights = torch.linalg.lstsq(columns, change.unsqueeze(1)).solution.squeeze(1)
     error = float((change - columns @ weights).norm())
     if ones <= 2 * error + 1e-7 * float(change.norm() + columns.norm()):

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from leadline.errors import LeadlineError, UsageError
 from leadline.stacks.anatomy import Anatomy, first_tensor, hidden_of
 from leadline.stacks.base import Stack, StackWatcher, Unit
-from leadline.stacks.layout import a_few_tokens, check_finite, find_layout, trying
+from leadline.stacks.finite import check_finite
+from leadline.stacks.layout import a_few_tokens, find_layout, trying
 from leadline.stacks.passes import QUIET, Passes
 from leadline.stacks.scale import ignores_size
 from leadline.stacks.sites import replace
@@ -30,7 +31,8 @@ CONTEXT_OTHERWISE = 2048
 """Of a model that doesn't say for how many tokens it was made. [ours]"""
 
 LENS_TOLERANCE = 64
-"""Relative error of a check, in units of the dtype's precision."""
+"""Relative error of a check, in units of the dtype's precision, or float32's where the dtype is wider: final norms
+compute in float32, and a lens gives them rows in another shape, which another processor may sum in another order."""
 
 _WATCHED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _SKIPPED: weakref.WeakKeyDictionary[nn.Module, frozenset[Unit]] = weakref.WeakKeyDictionary()
@@ -52,7 +54,7 @@ class CausalLMStack(Stack):
 
     Raises:
         UsageError: the blocks aren't found, or the final norm and the head can't be told apart from them.
-        LeadlineError: the model's values are not finite; names the block where that begins.
+        LeadlineError: its values are not finite, from a block on that the message names.
     """
 
     def __init__(self, model: nn.Module, *, blocks: str | None = None) -> None:
@@ -62,12 +64,12 @@ class CausalLMStack(Stack):
         logits: list[Tensor] = []
         with trying(model):
             self.layout = find_layout(model, lambda: logits.append(self._try(tokens)), blocks)
+            check_finite(model, self.layout.path, self.layout.blocks, lambda: self._try(tokens))
         self.path, self.layers = self.layout.path, self.layout.blocks
         self.blocks = len(self.layers)
         self.sublayers = self._names()
         self.additive = all(anatomy.additive for anatomy in self.layout.anatomies)
         self.width = self.layout.anatomies[-1].width
-        check_finite(logits[0], f"what {type(model).__name__} says of a few tokens (its logits)", model)
         self._vocab_size = logits[0].shape[-1]
         self._check_lens(tokens, logits[0])
         self.layout = self.layout._replace(anatomies=self._without_carriers(tokens))
@@ -301,7 +303,8 @@ class CausalLMStack(Stack):
             seen = None if last.output is None else self.lens(last.output)
         if seen is not None and seen.shape == logits.shape:
             size, error = logits.float().abs().max(), (seen.float() - logits.float()).abs().max()
-            if bool(error <= LENS_TOLERANCE * torch.finfo(logits.dtype).eps * size):
+            precision = max(torch.finfo(dtype).eps for dtype in (logits.dtype, torch.float32))
+            if bool(error <= LENS_TOLERANCE * precision * size):
                 return
         raise UsageError(
             f"{self.path} of {type(self.model).__name__} is not all there is between the embedding and the final norm: "

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from leadline.errors import LeadlineError, UsageError, did_you_mean
-from leadline.stacks.anatomy import Anatomy, Trace, first_tensor, has_matrices, is_attention
+from leadline.errors import UsageError, did_you_mean
+from leadline.stacks.anatomy import Anatomy, Trace, has_matrices, is_attention
 
 CLASSES = 4
 """At most so many classes in one list of blocks: hybrids have two or three."""
@@ -40,7 +40,6 @@ def find_layout(model: nn.Module, run: Callable[[], object], path: str | None = 
 
     Raises:
         UsageError: none is found, or `path` names none; the message says how to point at the blocks.
-        LeadlineError: a block's output is not finite.
     """
     lists = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)
@@ -83,35 +82,11 @@ def _traced(
         for name, blocks in lists.items():
             for module in dict.fromkeys(blocks):
                 trace = Trace(module)
-                places = [index for index, block in enumerate(blocks) if block is module]
-                stack.callback(module.register_forward_hook(_finite(f"{name}.{places[0]}")).remove)
                 stack.enter_context(trace.recording())
+                places = [index for index, block in enumerate(blocks) if block is module]
                 stack.enter_context(_told(module, trace, places, called[name], anatomies[name]))
         run()
     return called, anatomies
-
-
-def _finite(name: str) -> Callable[[nn.Module, Any, Any], None]:
-    """A hook that raises where a block's output is not finite, of which nothing can be found out by numbers."""
-
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        hidden = first_tensor(output)
-        if hidden is not None:
-            check_finite(hidden, f"the output of block {name}", module)
-
-    return hook
-
-
-def check_finite(values: Tensor, what: str, model: nn.Module) -> None:
-    """Raises LeadlineError, which says what helps, where a value is infinite or not a number."""
-    if bool(torch.isfinite(values).all()):
-        return
-    broken = [name for name, p in model.named_parameters() if not bool(torch.isfinite(p).all())]
-    why = f"the weight {broken[0]} is not finite" if broken else "its values overflow"
-    helps = ""
-    if not broken and torch.finfo(values.dtype).bits < 32:
-        helps = '; in float32 it may work ("dtype": "float32" in its config.json, in Python model.float())'
-    raise LeadlineError(f"{what} is not finite: {why} in {str(values.dtype).removeprefix('torch.')}{helps}")
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from leadline.data import Batch, Split, bits_per_byte, evaluation_batches
 from leadline.models import Decoder
+from leadline.ops.cross_entropy import IGNORED
 
 
 class Evaluation(NamedTuple):
@@ -108,7 +109,7 @@ def _means(
     precision: str,
     on_batch: OnBatch | None,
 ) -> list[float]:
-    """The means over all tokens of what `losses` gives for each batch, in evaluation mode."""
+    """The means over all targets that count of what `losses` gives for each batch, in evaluation mode."""
     training = model.training
     model.eval()
     totals: list[float] = []
@@ -116,7 +117,8 @@ def _means(
     for batch in batches:
         with autocast(device, precision):
             found = losses(batch.tokens.to(device), batch.targets.to(device))
-        size = batch.targets.numel()
+        size = int((batch.targets != IGNORED).sum())
+        found = found if size else [torch.zeros(()) for _ in found]  # PyTorch's mean over nothing is NaN
         totals = [old + loss.item() * size for old, loss in zip(totals or [0.0] * len(found), found, strict=True)]
         count += size
         if on_batch is not None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import torch
 
 from leadline.designs import count_flops
+from leadline.drawing.words import percent
 from leadline.errors import UsageError
 from leadline.models import DecoderConfig
 from leadline.models.config import RepeatConfig
@@ -120,8 +121,8 @@ def notes(config: RunConfig, model: DecoderConfig, skip: LayerSkip) -> list[str]
     if skip.drops:
         saved = sum(skip.rates()) / skip.blocks
         said.append(
-            f"layer dropout leaves out {saved:.1%} of the blocks' work on average; FLOPs count every block, and "
-            "evaluation runs them all"
+            f"layer dropout leaves out {percent(saved, 1)} of the blocks' work on average; FLOPs count every block, "
+            "and evaluation runs them all"
         )
     if skip.exits:
         exits = sum(skip.counts()) / skip.steps

@@ -11,9 +11,10 @@ control lacks of even importance. A reading is
     undecided         noise could hide either, there is one seed, or φ predicts no rise
 
 The first block often holds most of all importance, so every reading is taken with it and without it, and a verdict
-that is not the same for both *depends on block 0*. A repeated block is two passes, and leaving it out takes both away:
-where one place alone is worth less than in the control, beyond noise, the rise is that of two passes, and it is open.
-A control without a deficit refutes nothing: there is nothing to restore at this size.
+that is not the same for both *depends on block 0*. A repeated block is two passes, and leaving it out takes both away,
+so that a block whose places are worth what they were counts twice. With one place left out at a time the rise has to be
+restored too, held against what φ predicts for that; else it may be that of two passes, and the claim is open. A control
+without a deficit refutes nothing: there is nothing to restore at this size.
 """
 
 from __future__ import annotations
@@ -88,11 +89,11 @@ def judge_late(arm: Arm, by_name: Mapping[str, Arm], last: int) -> Judgement:
         words.append(f"{what}: {_reading_words(arm, control, place, yardstick, last)}: {found[-1]}.")
     outcome = _of_both(*found, role=arm["role"])
     if arm["role"] == "repeat":
-        single = arm["against"]["single"]
-        words.append(_single_words(arm))
-        if outcome == "holds" and single and single["high"] is not None and single["high"] < 0:
+        single = restored(arm["against"]["single"], control["late"]["single"], arm["against"]["predicted"]["single"])
+        words.append(f"{_single_words(arm)}: {single}.")
+        if outcome == "holds" and single != "restored":
             outcome = "open"
-            words.append("So the rise is that of two passes.")
+            words.append("So the rise may be no more than that of two passes.")
     if "no deficit" in found:
         words.append(_size_words(control, part))
     missing = sum(value is None for side in (arm, control) for value in side["late"][part]["by_seed"].values())
@@ -127,9 +128,9 @@ def _reading_words(arm: Arm, control: Arm, part: str, yardstick: float | None, l
 def _single_words(arm: Arm) -> str:
     found, predicted = arm["against"]["single"], arm["against"]["predicted"]["single"]
     if found is None:
-        return f"With one place left out at a time {UNDEFINED}."
+        return f"With one place left out at a time {UNDEFINED}"
     wanted = "" if predicted is None else f", where φ predicts {fixed(predicted, 2, sign=True)}"
-    return f"With one place left out at a time the difference is {difference_words(found)}{wanted}."
+    return f"With one place left out at a time the difference is {difference_words(found)}{wanted}"
 
 
 def _size_words(control: Arm, part: str) -> str:

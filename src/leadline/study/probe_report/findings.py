@@ -7,7 +7,7 @@ block is named for pruning both numbers stand.
 from __future__ import annotations
 
 from leadline.drawing.reading import some
-from leadline.drawing.words import DASH, fixed, listed, plain, significant
+from leadline.drawing.words import DASH, fixed, listed, percent, plain, significant
 from leadline.study.probe_report.values import ModelValues, ProbeValues, front_half, growth, least_needed
 
 MOST_NAMED = 3
@@ -27,7 +27,7 @@ def headline(report: ProbeValues) -> str:
         if round(100 * most[0]) > round(100 * least[0]):
             return (
                 f"{most[1].name} leans on its first half of blocks most, {least[1].name} least: "
-                f"{_percent(most[0])} and {_percent(least[0])} of what all blocks are worth"
+                f"{percent(most[0])} and {percent(least[0])} of what all blocks are worth"
             )
     grown = [(times, m) for m in models if (times := growth(m)) is not None]
     if len(grown) > 1:
@@ -61,7 +61,7 @@ def compared(report: ProbeValues) -> list[str]:
     found = []
     halves = [front_half(m) for m in models]
     if all(half is not None for half in halves):
-        said = [f"{_percent(half or 0.0)} in {m.name}" for half, m in zip(halves, models, strict=True)]
+        said = [f"{percent(half or 0.0)} in {m.name}" for half, m in zip(halves, models, strict=True)]
         found.append(f"The first half of the blocks is worth {listed(said)} of what all blocks are worth.")
     grown = [growth(m) for m in models]
     if all(times is not None for times in grown):
@@ -104,7 +104,7 @@ def _least(model: ModelValues) -> str:
 
 def _half(model: ModelValues) -> str:
     half = front_half(model)
-    return "" if half is None else f"the first half of the blocks is worth {_percent(half)} of what all are"
+    return "" if half is None else f"the first half of the blocks is worth {percent(half)} of what all are"
 
 
 def _growth(model: ModelValues) -> str:
@@ -144,7 +144,7 @@ def _share(model: ModelValues) -> str:
     kept = some(shares)
     if len(kept) < 2 or len(kept) < len(shares):
         return ""
-    return f"the first half of the blocks gets {_percent(sum(kept[: len(kept) // 2]))} of the gradient {when}"
+    return f"the first half of the blocks gets {percent(sum(kept[: len(kept) // 2]))} of the gradient {when}"
 
 
 def summary(report: ProbeValues) -> list[str]:
@@ -169,10 +169,6 @@ def loss(model: ModelValues) -> float | None:
     """Of the whole model, in nats a token, from whichever part measured it on most tokens."""
     value = model.number("lens", "final", "loss")
     return model.number("ablation", "loss") if value is None else value
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}\u00a0%"
 
 
 def _nats(value: float | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from leadline.drawing.page import Column, Page, Table, TableRow
 from leadline.drawing.pictures import Section
 from leadline.drawing.reading import items, number, some, text
-from leadline.drawing.words import count, duration, fixed, listed, memory, plain, significant
+from leadline.drawing.words import count, duration, fixed, listed, memory, percent, plain, significant
 from leadline.study.probe_report import findings
 from leadline.study.probe_report.connection import connection
 from leadline.study.probe_report.importance import gradients, importance
@@ -155,7 +155,7 @@ def _row(model: ModelValues, columns: int) -> TableRow:
             fixed(findings.loss(model)),
             fixed(model.number("ablation", "bits_per_byte") if bits is None else bits),
             ",\u00a0".join(least) or "–",
-            "–" if half is None else f"{100 * half:.0f}\u00a0%",
+            percent(half),
             "–" if grown is None else f"{plain(grown, 3)}×",
             significant(max(some(model.values("activations", "blocks", "massive_ratio")), default=None)),
             str(model.blocks),

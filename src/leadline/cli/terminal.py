@@ -1,0 +1,47 @@
+"""The streams that the command line writes to: what they can't encode, and what libraries say there."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import sys
+import warnings
+
+from leadline.errors import UsageError
+
+PLAIN = {"−": "-", "–": "-", "—": "-", "\u00a0": " ", "×": "x", "…": "...", "→": "->", "≤": "<=", "≥": ">="}
+"""Stand-ins for characters that an encoding such as ASCII or cp1252 lacks; any other becomes a question mark."""
+LIBRARIES = r"(transformers|huggingface_hub)(\.|$)"
+"""Whose warnings are about how Leadline calls them, and not for a user."""
+
+
+def make_printable() -> None:
+    """Replaces what standard output and error can't encode: a character is no reason to fail."""
+    codecs.register_error("leadline", _replace)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="leadline")
+
+
+def quiet_libraries() -> None:
+    """Silences those warnings, within `warnings.catch_warnings()`; TRANSFORMERS_VERBOSITY shows them again."""
+    # Read when the library is imported, here or in a worker.
+    if os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error") == "error":
+        warnings.filterwarnings("ignore", module=LIBRARIES)
+
+
+def as_option(error: UsageError, arguments: object) -> UsageError:
+    """The error for the command line: the library names a field first, as `batch_size=0`, here `--batch-size 0`."""
+    name, equals, rest = str(error).partition("=")
+    if equals and name in getattr(arguments, "__dataclass_fields__", ()):
+        return UsageError(f"--{name.replace('_', '-')} {rest}")
+    return error
+
+
+def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
+    """As the handlers of `codecs.register_error`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    found = (PLAIN.get(character, "?") for character in error.object[error.start : error.end])
+    return "".join(found), error.end
