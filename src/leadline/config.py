@@ -1,4 +1,4 @@
-"""Frozen dataclasses to and from plain data. Unknown keys are errors.
+"""Frozen dataclasses and typed dictionaries to and from plain data. Unknown keys of a dataclass are errors.
 
 A class that can stand where a base class is expected (a connection, a norm, a placement) carries a
 `kind`, which the plain data keeps; everything else is found from the annotations.
@@ -7,6 +7,8 @@ A class that can stand where a base class is expected (a connection, a norm, a p
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import re
 import types
 import typing
@@ -18,6 +20,8 @@ from leadline.errors import UsageError, did_you_mean
 T = TypeVar("T")
 
 _KINDS: dict[str, type] = {}
+_MOST = 2**64
+"""What a whole number stays below; more can't be computed with as a float or written again."""
 
 
 def kind(name: str) -> Callable[[type[T]], type[T]]:
@@ -83,6 +87,10 @@ def _said(value: Any) -> str:
 def from_dict(cls: type[T], data: Any, where: str = "configuration") -> T:
     """The inverse of `to_dict`.
 
+    Args:
+        cls: a dataclass, or a TypedDict, whose other keys stay as they are.
+        where: how errors call the data; "it" leaves entries without a prefix.
+
     Raises:
         UsageError: an unknown kind or key, or a value of the wrong type, named with its place.
     """
@@ -90,6 +98,10 @@ def from_dict(cls: type[T], data: Any, where: str = "configuration") -> T:
 
 
 def _read(hint: Any, data: Any, where: str) -> Any:
+    if hint is Any:
+        return data
+    if hint in (int, float, str, bool):  # most of what is read, and quickly found
+        return _read_scalar(hint, data, where)
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return _read_union(typing.get_args(hint), data, where)
@@ -98,14 +110,15 @@ def _read(hint: Any, data: Any, where: str) -> Any:
         if data not in choices:
             raise UsageError(f"{where} is {data!r}; it can be {_listed(choices)}")
         return data
-    if origin is tuple:
+    if origin in (tuple, list):
         item = typing.get_args(hint)[0]
         if not isinstance(data, list | tuple):
             raise UsageError(f"{where} should be a list, not {type(data).__name__}")
-        return tuple(_read(item, v, f"{where}[{i}]") for i, v in enumerate(data))
+        return origin(_read(item, v, f"{where}[{i}]") for i, v in enumerate(data))
     if origin is dict:
-        key, item = typing.get_args(hint)
-        return {key(k): _read(item, v, f"{where}.{k}") for k, v in data.items()}
+        return {str(k): _read(typing.get_args(hint)[1], v, _entry(where, k)) for k, v in _mapping(data, where).items()}
+    if typing.is_typeddict(hint):
+        return _read_typed_dict(hint, data, where)
     if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or "kind" in getattr(data, "keys", list)()):
         return _read_dataclass(hint, data, where)
     return _read_scalar(hint, data, where)
@@ -134,13 +147,41 @@ def read_first(choices: tuple[Any, ...], read: Callable[[Any], Any]) -> Any:
     raise errors[0]
 
 
-def _read_dataclass(cls: type, data: Any, where: str) -> Any:
+def _mapping(data: Any, where: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UsageError(f"{where} should be a mapping, not {type(data).__name__}")
-    data = dict(data)
+    return data
+
+
+def _entry(where: str, name: str) -> str:
+    return name if where == "it" else f"{where}.{name}"
+
+
+@functools.cache
+def _typed_dict(hint: Any) -> dict[str, tuple[Any, bool]]:
+    """By key the type, and whether it has to be there."""
+    hints = typing.get_type_hints(hint, include_extras=True)
+    return {
+        name: (typing.get_args(inner)[0], False) if typing.get_origin(inner) is typing.NotRequired else (inner, True)
+        for name, inner in hints.items()
+    }
+
+
+def _read_typed_dict(hint: Any, data: Any, where: str) -> Any:
+    found = dict(_mapping(data, where))
+    for name, (inner, needed) in _typed_dict(hint).items():
+        if name in found:
+            found[name] = _read(inner, found[name], _entry(where, name))
+        elif needed:
+            raise UsageError(f"{where} lacks {name}")
+    return found
+
+
+def _read_dataclass(cls: type, data: Any, where: str) -> Any:
+    data = dict(_mapping(data, where))
     name = data.pop("kind", None)
     if name is not None:
-        chosen = _KINDS.get(name)
+        chosen = _KINDS.get(str(name))
         if chosen is None or not issubclass(chosen, cls):
             known = [k for k, c in _KINDS.items() if issubclass(c, cls)]
             raise UsageError(
@@ -155,19 +196,26 @@ def _read_dataclass(cls: type, data: Any, where: str) -> Any:
     needed = [f for f in dataclasses.fields(cls) if f.init and f.default is f.default_factory is dataclasses.MISSING]
     if lacking := [f.name for f in needed if f.name not in data]:
         raise UsageError(f"{where} lacks {_listed(lacking)}")
-    return cls(**{k: _read(hints[k], v, f"{where}.{k}") for k, v in data.items()})
+    return cls(**{k: _read(hints[k], v, _entry(where, k)) for k, v in data.items()})
 
 
 def _read_scalar(hint: Any, data: Any, where: str) -> Any:
-    if hint is Any:
-        return data
+    if isinstance(data, int) and hint in (int, float) and abs(data) >= _MOST:
+        raise UsageError(f"{where} is too large a number")
     if hint is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if hint in (int, float, str) and (not isinstance(data, hint) or isinstance(data, bool)):
-        raise UsageError(f"{where} should be {hint.__name__}, not {data!r}")
+        raise UsageError(f"{where} should be {hint.__name__}, not {_short(data)}")
+    if hint is float and not math.isfinite(data):
+        raise UsageError(f"{where} should be a finite number, not {data}")
     if hint is bool and not isinstance(data, bool):
-        raise UsageError(f"{where} should be true or false, not {data!r}")
+        raise UsageError(f"{where} should be true or false, not {_short(data)}")
     return data
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return f"{text[:60]}…" if len(text) > 60 else text
 
 
 def _listed(values: Any) -> str:

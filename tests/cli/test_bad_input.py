@@ -147,8 +147,9 @@ def test_the_cache_cannot_be_written(
 def test_lines_of_a_record_that_are_not_utf8(leadline: Callable[[str], tuple[int, str]], place: Any) -> None:
     table.both(table.unfinished, table.write("run/steps.jsonl", b"\xff\xfe\n"))(place)
     code, said = leadline(f"train prenorm --data {{data}} {table.SAME} --out {{run}}")
-    assert code == 0, said
-    assert Path("run/steps.jsonl").read_bytes() == b""
+    assert code == 1
+    assert "run/steps.jsonl, line 1 is damaged: 'utf-8' codec" in said
+    assert Path("run/steps.jsonl").read_bytes() == b"\xff\xfe\n"
 
 
 # A disk that is full, or that may not be written.

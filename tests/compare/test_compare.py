@@ -147,7 +147,7 @@ def test_two_at_once_in_one_folder_are_an_error(compared: tuple[Path, int], data
     with open(out / ".lock", "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         with pytest.raises(LeadlineError, match="another leadline compare is at work"):
-            run(arguments(dataset.folder, out, "prenorm", seeds="1"))
+            run(arguments(dataset.folder, out, "prenorm", "mgr(streams=3)", "lns", seeds="2", lr="lns=1e30"))
 
 
 def test_an_interruption_and_the_same_command_again(

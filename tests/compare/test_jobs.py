@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from leadline.compare.jobs import Job, read_failure, run_jobs
+from leadline.compare.jobs import Job, read_failure, run_jobs, start_anew
+from leadline.errors import LeadlineError
 
 # A worker that does what its job says; like the real one it stops when its input closes.
 WORKER = """
@@ -40,6 +41,11 @@ if job.get("error"):
 if job.get("crash"):
     sys.stderr.write("Traceback\\nout of luck\\n")
     sys.exit(3)
+if job.get("remove"):
+    import shutil
+
+    shutil.rmtree(folder.parent)
+    sys.exit(1)
 if job.get("kill"):
     os.kill(os.getpid(), 9)
 if job.get("late"):
@@ -116,6 +122,22 @@ def test_done_jobs_are_not_repeated_and_failed_ones_are(tmp_path: Path) -> None:
     assert errors == {}
     assert (tmp_path / "order.txt").read_text().split() == ["b"]
     assert read_failure(tmp_path / "b") is None
+
+
+def test_the_folder_of_the_runs_is_removed(tmp_path: Path) -> None:
+    """Nothing of it is made anew: without the plan it would be a folder of something else."""
+    listed = jobs(tmp_path / "out" / "runs", a={"remove": True, "cost": 2}, b={})
+    with pytest.raises(LeadlineError, match="runs was removed while its runs went on"):
+        run(listed, slots=1)
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_only_what_failed_or_is_damaged_starts_anew(tmp_path: Path) -> None:
+    listed = jobs(tmp_path, ok={}, failed={}, damaged={}, unfinished={}, never={})
+    for job in listed[:4]:
+        job.folder.mkdir()
+    start_anew(listed, lambda folder: folder.name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ok", "unfinished"]
 
 
 def test_an_interruption_lets_the_workers_save(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ import pytest
 from leadline.compare.plan import (
     DesignPlan,
     Plan,
+    check_out,
     keep_plan,
     parse_rates,
     parse_seeds,
     parse_sweep,
     split_outside,
 )
-from leadline.errors import UsageError
+from leadline.errors import LeadlineError, UsageError
 
 
 def plan() -> Plan:
@@ -87,22 +88,22 @@ def test_splitting() -> None:
 
 def test_the_same_plan_continues_and_another_says_what_differs(tmp_path: Path) -> None:
     keep_plan(plan(), tmp_path)
-    keep_plan(plan(), tmp_path)
+    check_out(plan(), tmp_path)
     other = dataclasses.replace(plan(), seeds=(0, 1, 2), context=64)
     with pytest.raises(UsageError) as caught:
-        keep_plan(other, tmp_path)
+        check_out(other, tmp_path)
     assert "seeds is 0, 1 there and 0, 1, 2 here" in str(caught.value)
     assert "context is 128 there and 64 here" in str(caught.value)
     fewer = dataclasses.replace(plan(), designs=plan().designs[:1])
     with pytest.raises(UsageError, match=r"designs prenorm, mgr.* there, prenorm here"):
-        keep_plan(fewer, tmp_path)
+        check_out(fewer, tmp_path)
     first, second = plan().designs
     rate = dataclasses.replace(plan(), designs=(dataclasses.replace(first, learning_rate=0.1), second))
     with pytest.raises(UsageError, match=r"prenorm learning rate is 0\.004 there and 0\.1 here"):
-        keep_plan(rate, tmp_path)
+        check_out(rate, tmp_path)
 
 
 def test_a_broken_plan_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "compare.json").write_text("{")
-    with pytest.raises(UsageError, match="give another --out"):
-        keep_plan(plan(), tmp_path)
+    with pytest.raises(LeadlineError, match=r"compare\.json is damaged.*give another --out"):
+        check_out(plan(), tmp_path)

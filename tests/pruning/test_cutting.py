@@ -19,6 +19,7 @@ from leadline.pruning import Amount, Healing, Reading, Timing, Wish, open_subjec
 from leadline.pruning.criteria import CRITERIA
 from leadline.stacks import Unit, stack_of
 from leadline.training import RunConfig, train
+from leadline.training.gradient_file import write_gradient
 
 READING = Reading(context=16, stride=16, tokens=128)
 
@@ -250,7 +251,7 @@ def test_no_record_of_gradients(trained: Any, tmp_path: Path) -> None:
 def test_a_record_of_another_model_or_a_damaged_one(trained: Any, tmp_path: Path) -> None:
     run = shutil.copytree(trained(), tmp_path / "run")
     record = json.loads((run / "gradient.json").read_text())
-    (run / "gradient.json").write_text(json.dumps(record | {"share": record["share"][:2]}))
+    write_gradient(run, record | {"share": record["share"][:2]})
     subject = open_subject(run)
     data = subject.data(str(trained.data))
     wish = Wish(criterion="magnitude", amount=Amount(count=1), reading=READING)
@@ -260,7 +261,7 @@ def test_a_record_of_another_model_or_a_damaged_one(trained: Any, tmp_path: Path
     prune(open_subject(tmp_path / "out"), data, wish, tmp_path / "twice")
     (run / "gradient.json").write_text("")
     said: list[str] = []
-    with pytest.raises(LeadlineError, match=r"can't read .*gradient.json"):
+    with pytest.raises(LeadlineError, match=r"gradient\.json is damaged"):
         prune(subject, data, wish, tmp_path / "none", said.append)
     assert said == []
 
@@ -273,7 +274,7 @@ def test_a_checkpoint_is_cut_by_its_own_record(trained: Any, tmp_path: Path) -> 
     (newest,) = (tmp_path / "run" / "checkpoints").iterdir()
     older = Path(shutil.copytree(newest, newest.with_name("step-00000002")))
     record = json.loads((newest / "gradient.json").read_text())
-    (older / "gradient.json").write_text(json.dumps(record | {"share": record["share"][::-1]}))
+    write_gradient(older, record | {"share": record["share"][::-1]})
     for checkpoint in (newest, older):
         ByteTokenizer().save(checkpoint)
     subject = open_subject(older)

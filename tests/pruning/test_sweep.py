@@ -20,6 +20,7 @@ from leadline.pruning.report import headline, write_sweep
 from leadline.pruning.sweep import SweepWish, asked_of, sweep
 from leadline.pruning.sweep_memory import MEMORY_FILE, SweepMemory, check_sweep_folder
 from leadline.pruning.tasks import Question, Task
+from leadline.training.gradient_file import write_gradient
 
 READING = Reading(context=16, stride=16, tokens=64)
 BASE = Wish(criterion="random", amount=Amount(count=0), reading=READING, calibration_tokens=64)
@@ -193,7 +194,7 @@ def test_what_decides_the_numbers_of_a_hugging_face_model(trained: Any, tmp_path
 def test_a_record_that_ranks_nothing_leaves_cfp_out(trained: Any, tmp_path: Path) -> None:
     run = changed(trained(), tmp_path / "run")
     record = json.loads((run / "gradient.json").read_text())
-    (run / "gradient.json").write_text(json.dumps({**record, "share": [None, 0.5, 0.3, 0.2]}))
+    write_gradient(run, {**record, "share": [None, 0.5, 0.3, 0.2]})
     subject = open_subject(run)
     data = subject.data(str(trained.data))
     asked, memory = wish(0.5, seeds=(0,)), tmp_path / MEMORY_FILE

@@ -50,9 +50,12 @@ def test_what_is_no_study_is_left_alone(tmp_path: Path) -> None:
         pass
     broken = tmp_path / "broken"
     broken.mkdir()
-    for content, said in (("{", "cannot be read"), ("[]", "is damaged")):
-        (broken / "study.json").write_text(content)
-        with pytest.raises(UsageError, match=said), at_work(broken, "toy", Plan()):
+    for content in ("{", "[]", "[" * 5000, "\ud800"):
+        (broken / "study.json").write_text(content, errors="surrogatepass")
+        with (
+            pytest.raises(LeadlineError, match=r"study\.json is damaged.*give another --out"),
+            at_work(broken, "toy", Plan()),
+        ):
             pass
 
 

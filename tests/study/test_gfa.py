@@ -156,7 +156,7 @@ def test_what_is_done_is_kept_and_another_study_is_an_error(
     assert main(command(dataset, studied, "--arms", "repeated", "--seeds", "2")) == 0
     assert "1 of 4 runs to do" in capsys.readouterr().err
     after = {p: p.stat().st_mtime_ns for p in kept}
-    assert [p.parent.name for p in kept if kept[p] != after[p]] == ["repeated-seed1"]
+    assert {p.parent.name for p in kept if kept[p] != after[p]} == {"repeated-seed1"}
     assert read(studied)["arms"] == before["arms"]
     assert main(command(dataset, studied, "--arms", "repeated", "--seeds", "3")) == 2
     assert "holds another study" in capsys.readouterr().err
@@ -277,6 +277,7 @@ def test_the_plan_has_what_each_arm_varies(dataset: DataSet) -> None:
         ({"rates": "repeat=1e-3"}, "--lr names 'repeat'"),
         ({"design": "nothing"}, "nothing"),
         ({"images": "pictures", "arms": ("vanilla",)}, "--images pictures goes with the arm resnet50"),
+        ({"layer_dropout": 0.4, "arms": ("vanilla",)}, "--layer-dropout 0.4 goes with the arm layerskip"),
         ({"images": "pictures", "arms": ("resnet50",)}, "--images pictures is no folder; digits, "),
         ({"repeat": "1x99999999999"}, "--repeat '1x99999999999' does not work; .* 2 to 1,000 times"),
         ({"backend": "compiled", "device": "cuda:0"}, "--backend compiled can't run here: .* are on cuda; auto, lean"),

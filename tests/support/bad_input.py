@@ -121,6 +121,11 @@ def both(*setups: Setup) -> Setup:
     return setup
 
 
+def unsummed(setup: Setup) -> Setup:
+    """In a checkpoint of an earlier version, which has no checksums."""
+    return both(setup, remove(f"run/{NEWEST}/checksums.json"))
+
+
 def folder(name: str) -> Setup:
     """Makes an empty folder."""
     return lambda place: (place.here / name).mkdir(parents=True)
@@ -300,6 +305,11 @@ TRAIN = {
     "a rate that is no number": _train("--lr fast", "--lr", "'fast'", BOX),
     "a share out of range": _train("--warmup 2", "--warmup 2", "from 0 to 1"),
     "two shares": _train("--schedule wsd --warmup 0.5 --decay 0.8", "--warmup 0.5 and --decay 0.8"),
+    "a decay that nothing reads": _train("--decay 0.5", "--decay 0.5", "without --schedule wsd"),
+    "the usual decay too": _train("--decay 0.2", "--decay 0.2", "without --schedule wsd"),
+    "momentum without sgd": _train("--momentum 0.9", "--momentum 0.9", "without --optimizer sgd"),
+    "no decay of embeddings": _train("--weight-decay 0 --decay-embeddings", "--decay-embeddings", "--weight-decay 0"),
+    "a summary nowhere": _train("--json /proc/a/b.json", "--json /proc/a/b.json", "cannot be written", code=1),
     "no gradient": _train("--clip 0", "--clip 0", "more than 0"),
     "a seed below zero": _train("--seed -1", "--seed -1", "negative"),
     "no batch": _train("--batch-size 0", "--batch-size 0", "1 or more"),
@@ -335,7 +345,7 @@ TRAIN = {
                         setup=both(unfinished, remove(f"run/{NEWEST}/state.json"))),
     "half a state": _resume("state.json is damaged", "lacks seconds",
                             setup=both(unfinished, write(f"run/{NEWEST}/state.json", '{"step": 4}'))),
-    "a step in words": _resume("state.json is damaged", "step should be a number",
+    "a step in words": _resume("state.json is damaged", "step should be int",
                                setup=both(unfinished, replace(f"run/{NEWEST}/state.json", '"step": 4', '"step": "4"'))),
     "a broken description": _resume("run.json", "Expecting", setup=write("run/run.json", "{")),
     "another description": _resume("run.json is damaged", setup=write("run/run.json", '{"config": [1]}')),
@@ -366,9 +376,10 @@ GENERATE = {
     "no weights": _generate("", "model.safetensors is missing", code=1,
                             setup=remove(f"run/{NEWEST}/model.safetensors")),
     "weights of another shape": _generate("", "embed.weight is [256, 72]", "[250, 72]", code=1,
-                                          setup=replace(f"run/{NEWEST}/config.json", ": 256", ": 250")),
+                                          setup=unsummed(replace(f"run/{NEWEST}/config.json", ": 256", ": 250"))),
     "weights of another design": _generate("", "doesn't fit its config.json", code=1,
-                                           setup=replace(f"run/{NEWEST}/config.json", '"tied": true', '"tied": false')),
+                                           setup=unsummed(
+                                               replace(f"run/{NEWEST}/config.json", '"tied": true', '"tied": false'))),
     "an unknown key": _generate("", "config.json", "unknown key 'width'", "dim", code=1,
                                 setup=replace(f"run/{NEWEST}/config.json", '"dim"', '"width"')),
     "heads that do not share": _generate("", "config.json", "kv_heads=2", "heads=3", code=1,
@@ -479,14 +490,15 @@ PRUNE = {
     "out cannot be made": _cut("--criterion cfp --count 1 --out /proc/out", "--out /proc/out cannot", code=1),
     "no record": _cut("--criterion cfp --count 1", "no gradient.json", "leadline train",
                       setup=remove("run/gradient.json")),
-    "half a record": _gradient('{"sh', "can't read"),
-    "a record of another kind": _gradient("[]", "a list `share`"),
-    "a record without end": _gradient("[" * 100_000, "can't read"),
-    "a share that is no number": _gradient('{"share": [NaN, 1]}', "share holds 'nan'"),
-    "a share in words": _gradient('{"share": ["all", 1]}', "share holds 'all'"),
-    "a share of 400 digits": _gradient(f'{{"share": [{"9" * 400}, 1]}}', "a share is a number"),
+    "half a record": _gradient('{"sh', "is damaged: Unterminated"),
+    "a record of another kind": _gradient("[]", "it should hold an object"),
+    "a record without end": _gradient("[" * 100_000, "is damaged"),
+    "a share that is no number": _gradient('{"share": [NaN, 1]}', "NaN is no finite number"),
+    "a share in words": _gradient('{"share": ["all", 1]}', "share[0] should be float, not 'all'"),
+    "a share of 400 digits": _gradient(f'{{"share": [{"9" * 400}, 1]}}', "share[0] is too large a number"),
     "another model's record": _cut("--criterion cfp --count 1", "1 numbers for share", "2 blocks", code=1,
-                                   setup=write("run/gradient.json", '{"share": [1]}')),
+                                   setup=both(
+                                       write("run/gradient.json", '{"share": [1]}'), remove("run/checksums.json"))),
     "a description without its run": _cut("--criterion cfp --count 1", "run.json is damaged", code=1,
                                           setup=write("run/run.json", '{"config": [1]}')),
     "an earlier cut that can't be read": _cut("--criterion cfp --count 1", "run/prune.json", code=1,
@@ -530,7 +542,7 @@ PROBE = {
     "out is a page of someone's": _probe("--out c", "--out c holds a report of something else",
                                          setup=write("c/report.html", "<p>mine</p>")),
     "half a record": _probe("", "run/gradient.json", code=1, setup=write("run/gradient.json", '{"sh')),
-    "a share that is no number": _probe("", "share holds 'nan'", code=1,
+    "a share that is no number": _probe("", "NaN is no finite number", code=1,
                                         setup=write("run/gradient.json", '{"share": [NaN, 1]}')),
     "pickles": Bad("probe hf --out out", ("pickles", "pytorch_model.bin", "safetensors"),
                    setup=both(write("hf/config.json", '{"model_type": "llama"}'), write("hf/pytorch_model.bin", "x"))),
@@ -570,8 +582,8 @@ STUDY = {
     "no such data": _study("--data books", "no data set at books"),
     "out is a file": _study("--out {text}/0.txt", "--out", "is a file; name a folder"),
     "out is something else": _study("--out {text}", "--out", "name a new or empty folder"),
-    "half a plan": _study("--out c", "c/study.json cannot be read", setup=write("c/study.json", "{")),
-    "another plan": _study("--out c", "c/study.json is damaged", setup=write("c/study.json", "[]")),
+    "half a plan": _study("--out c", "c/study.json is damaged", code=1, setup=write("c/study.json", "{")),
+    "another plan": _study("--out c", "c/study.json is damaged", code=1, setup=write("c/study.json", "[]")),
 }
 
 
@@ -592,6 +604,7 @@ COMPARE = {
     "seeds in words": _compare("--seeds some", "--seeds 'some'", "(0,1,5)"),
     "seeds too many": _compare("--seeds 1000000000000", "--seeds", "1 to 1000"),
     "a rate for nobody": _compare("--lr attnres=3e-3", "--lr names 'attnres'", "prenorm, lns"),
+    "a rate and rates": _compare("--lr 1e-3 --sweep-lr 1e-3,2e-3", "--lr 1e-3", "does nothing beside --sweep-lr"),
     "a rate in words": _compare("--lr quick", "--lr", "'quick'", "4e-3"),
     "rates without names": _compare("--lr 1e-3,2e-3", "names no design", "design=rate"),
     "one rate to sweep": _compare("--sweep-lr 1e-3", "--sweep-lr", "at least two"),
@@ -609,8 +622,8 @@ COMPARE = {
     "out is something else": _compare("--out {text}", "--out", "no comparison", "name a new or empty folder"),
     "out is a run": _compare("--out {run}", "--out", "no comparison"),
     "out cannot be made": _compare("--out /proc/out", "--out /proc/out cannot be written", code=1),
-    "a broken plan": _compare("--out c", "c/compare.json cannot be read", setup=write("c/compare.json", "{")),
-    "another plan": _compare("--out c", "c/compare.json is damaged",
+    "a broken plan": _compare("--out c", "c/compare.json is damaged", code=1, setup=write("c/compare.json", "{")),
+    "another plan": _compare("--out c", "c/compare.json is damaged", code=1,
                              setup=write("c/compare.json", json.dumps({"designs": [1]}))),
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ from leadline.training.evaluation import evaluate_exits
 from leadline.training.layerskip import LayerSkip
 from leadline.training.loop import Trainer
 from leadline.training.resolve import decide
-from leadline.training.run_folder import claim
+from leadline.training.run_folder import run_in
 from leadline.training.step import Passes
 
 Lines = Callable[[Path], list[dict[str, Any]]]
@@ -98,6 +98,34 @@ def test_mean_weights_are_those_of_the_steps() -> None:
     by_hand = [sum(some.weights(step).get(block, 0.0) for step in range(1, 9)) / 8 for block in range(4)]
     assert some.mean_weights() == pytest.approx([*by_hand, 1.0])
     assert skip().mean_weights() == [0.0] * 4 + [1.0]
+
+
+@pytest.mark.parametrize("curriculum", ["rotational", "gradual", "all"])
+@pytest.mark.parametrize("steps", [1, 2, 7, 40])
+def test_means_over_the_steps(curriculum: Any, steps: int) -> None:
+    every = 3 if curriculum == "rotational" else None
+    some = skip(exit_loss=0.5, exit_curriculum=curriculum, steps=steps, exit_every=every)
+    counts = [len(some.weights(step)) for step in range(1, steps + 1)]
+    assert some.most_exits == max(counts)
+    assert some.mean_exits == pytest.approx(sum(counts) / steps)
+    by_hand = [sum(some.weights(step).get(block, 0.0) for step in range(1, steps + 1)) / steps for block in range(4)]
+    assert some.mean_weights() == pytest.approx([*by_hand, 1.0])
+
+
+@pytest.mark.parametrize("fields", [{}, {"exit_loss": 0.5}, {"exit_loss": 0.5, "exit_curriculum": "gradual"}])
+def test_a_run_of_any_length_begins(config: Any, fields: dict[str, Any], tmp_path: Path) -> None:
+    """No list of all steps is made; 10 million million tokens are 300 thousand million steps here."""
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(told: dict[str, Any]) -> None:
+        raise StoppedError
+
+    chosen = dataclasses.replace(config(**fields), tokens=10**13)
+    assert decide(chosen).notes() is not None
+    with pytest.raises(StoppedError):
+        train(chosen, tmp_path / "run", on_step=stop)
 
 
 def passes(config: RunConfig) -> Passes:
@@ -183,7 +211,8 @@ def test_an_exit_that_is_not_finite_stops_before_the_update(config: Any, tmp_pat
     chosen = config(shape=DEEP, exit_loss=0.5, layer_dropout=0.6, equalise=True, optimizer="sgd", steps=5)
     train(chosen, tmp_path / "whole")
     run = decide(chosen)
-    claim(tmp_path / "run", run)
+    with run_in(tmp_path / "run", run):
+        pass
     trainer = Trainer(run, tmp_path / "run")
     whole, calls = trainer.passes.exits, []
 

@@ -22,7 +22,7 @@ from leadline.ops import choice
 from leadline.training import evaluation, load_model, train
 from leadline.training.loop import Trainer
 from leadline.training.resolve import decide
-from leadline.training.run_folder import claim
+from leadline.training.run_folder import run_in
 
 Lines = Callable[[Path], list[dict[str, Any]]]
 
@@ -40,7 +40,8 @@ def test_an_evaluation_is_told_of_while_it_lasts(config: Any, tmp_path: Path) ->
 
 def trainer(config: Any, out: Path) -> Trainer:
     run = decide(config)
-    claim(out, run)
+    with run_in(out, run):
+        pass
     return Trainer(run, out)
 
 

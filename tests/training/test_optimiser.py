@@ -86,7 +86,7 @@ def test_short_runs(config: Any, schedule: str, steps: int, warmup: float) -> No
 def test_an_optimiser_saved_before_its_first_step_loads(config: Any) -> None:
     decoder = model("prenorm")
     optimiser = make_optimiser(decoder, config(), 1e-3)
-    load_optimiser(decoder, optimiser, optimiser_tensors(decoder, optimiser))
+    load_optimiser(decoder, optimiser, optimiser_tensors(decoder, optimiser).items())
     assert not optimiser.state
 
 
@@ -100,14 +100,14 @@ def test_a_parameter_without_state_and_one_whose_state_is_lost(config: Any, name
     optimiser.step()
     tensors = optimiser_tensors(decoder, optimiser)
     other = make_optimiser(decoder, config(optimizer=name), 1e-3)
-    load_optimiser(decoder, other, tensors)
+    load_optimiser(decoder, other, tensors.items())
     assert other.state.keys() == optimiser.state.keys()
     assert len(other.state) == 3
     for parameter, state in optimiser.state.items():
         assert all(torch.equal(other.state[parameter][key], value) for key, value in state.items())
     for key in [key for key in tensors if key.startswith("embed.weight:")]:
         with pytest.raises(KeyError, match=r"embed\.weight"):
-            load_optimiser(decoder, other, {k: v for k, v in tensors.items() if k != key})
+            load_optimiser(decoder, other, ((k, v) for k, v in tensors.items() if k != key))
 
 
 def test_sgd(config: Any) -> None:

@@ -98,6 +98,10 @@ class Arguments:
     threads: int | None = None
     """Threads of each run; the cores divided by the jobs unless given."""
 
+    rerun: bool = False
+    """Train runs that failed, or whose files are damaged, from the start. Without it failed runs go on where they were,
+    and damaged ones stay as they are."""
+
 
 def run(arguments: Arguments) -> int:
     """Runs the comparison and prints its verdict. Returns 0, or 1 where a run failed."""
@@ -119,6 +123,7 @@ def run(arguments: Arguments) -> int:
         data,
         jobs=arguments.jobs,
         threads=arguments.threads,
+        rerun=arguments.rerun,
         command=command_line(arguments),
     )
     print_verdict(results, arguments.out)
@@ -165,7 +170,7 @@ def wish(arguments: Arguments) -> Wish:
 
 def command_line(arguments: Arguments) -> str:
     """The command that repeats these arguments, quoted for a shell, without what is at its default."""
-    return repeating(["compare", *arguments.designs], arguments, without=("designs",))
+    return repeating(["compare", *arguments.designs], arguments, without=("designs", "rerun"))
 
 
 def print_verdict(results: dict[str, Any], out: Path) -> None:
@@ -179,6 +184,9 @@ def print_verdict(results: dict[str, Any], out: Path) -> None:
     print(f"{'design':{width}}  bits/byte  difference  beyond noise  tokens/s")
     for design in results["designs"]:
         print(f"{design['name']:{width}}  {_columns(design, results['baseline'])}")
+    for design in results["designs"]:
+        for folder in design["damaged"]:
+            print(f"damaged: {folder}; the same command with --rerun trains it again")
     print()
     print(f"report: {out / 'report.html'}")
     sys.stdout.flush()

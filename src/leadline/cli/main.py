@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import os
@@ -16,6 +17,7 @@ from leadline import __version__
 from leadline.cli.terminal import as_option, make_printable, quiet_libraries
 from leadline.errors import LeadlineError, UsageError, did_you_mean
 from leadline.files import check_file
+from leadline.interrupt import termination_interrupts
 
 VERBS = {
     "compare": "train designs side by side and write one report: the main job",
@@ -41,8 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     make_printable()
     try:
-        code = _run(arguments)
-        sys.stdout.flush()
+        with termination_interrupts():
+            code = _run(arguments)
+            sys.stdout.flush()
         return code
     except UsageError as error:
         return _fail(error, 2)
@@ -53,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print("leadline: interrupted", file=sys.stderr)
+        with contextlib.suppress(OSError):  # where the terminal has gone
+            print("leadline: interrupted", file=sys.stderr)
         return INTERRUPTED
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not any(words in str(error) for words in OUT_OF_MEMORY):

@@ -131,7 +131,6 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Prunes, or sweeps; returns 0."""
-    from leadline.compare.alone import termination_interrupts
     from leadline.errors import UsageError
     from leadline.training.resolve import usable_device
 
@@ -142,8 +141,7 @@ def run(arguments: Arguments) -> int:
     if arguments.out is not None and arguments.dry_run:
         raise UsageError("--dry-run writes nothing, so --out has no place beside it; give one of them")
     usable_device(arguments.device)
-    with termination_interrupts():
-        return _sweep(arguments) if arguments.sweep is not None else _prune(arguments)
+    return _sweep(arguments) if arguments.sweep is not None else _prune(arguments)
 
 
 def _prune(arguments: Arguments) -> int:
@@ -183,11 +181,11 @@ def _prune(arguments: Arguments) -> int:
 
 
 def _sweep(arguments: Arguments) -> int:
-    from leadline.compare.alone import LOCK_FILE
     from leadline.compare.plan import parse_seeds
     from leadline.compare.statistics import SMALLEST_EFFECT
     from leadline.errors import UsageError
     from leadline.files import write_json
+    from leadline.lock import LOCK_FILE
     from leadline.pruning import open_subject
     from leadline.pruning.report import headline
     from leadline.pruning.sweep import SweepWish
@@ -246,8 +244,7 @@ def _sweep(arguments: Arguments) -> int:
 
 def _swept(subjects: Sequence[Subject], data: DataSet, wish: SweepWish, arguments: Arguments) -> dict[str, Any]:
     """Sweeps; into a folder where one is named, going on with what is in it."""
-    from leadline.compare.alone import alone
-    from leadline.errors import LeadlineError
+    from leadline.lock import claimed
     from leadline.pruning.report import write_sweep
     from leadline.pruning.sweep import asked_of, sweep
     from leadline.pruning.sweep_memory import MEMORY_FILE, SweepMemory, check_same_sweep
@@ -256,13 +253,7 @@ def _swept(subjects: Sequence[Subject], data: DataSet, wish: SweepWish, argument
     if out is None:
         return sweep(subjects, data, wish, Progress())
     asked = asked_of(subjects, data, wish)
-    check_same_sweep(out, asked)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LeadlineError(f"--out {out} cannot be written: {error.strerror}") from error
-    with alone(out, "prune"):
-        check_same_sweep(out, asked)
+    with claimed(out, "prune", lambda: check_same_sweep(out, asked)):
         results = sweep(subjects, data, wish, Progress(), SweepMemory(asked, out / MEMORY_FILE))
         write_sweep(results, out, command_line(arguments))
     return results

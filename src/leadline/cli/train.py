@@ -20,6 +20,9 @@ LIVE_SECONDS = 0.2
 PLAIN_SECONDS = 5.0
 EVALUATION_SECONDS = 3.0
 """An evaluation that takes less is not spoken of."""
+EXITS, SGD, WSD = "--exit-loss", "--optimizer sgd", "--schedule wsd"
+PARTNERS = {EXITS: ("exit_curriculum", "exit_every", "exit_weights"), SGD: ("momentum",), WSD: ("decay",)}
+"""Options that do nothing without another one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +76,8 @@ class Arguments:
     schedule: Literal["cosine", "wsd"] = "cosine"
     """cosine, or wsd: steady, then linear decay."""
 
-    decay: float = 0.2
-    """Share of the steps in which wsd decays."""
+    decay: float | None = None
+    """Share of the steps in which wsd decays; 0.2 unless given."""
 
     final_fraction: float = 0.1
     """The learning rate at the end, as a share of the peak."""
@@ -131,8 +134,8 @@ class Arguments:
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """sgd is with momentum; its learning rate is another one than AdamW's."""
 
-    momentum: float = 0.9
-    """Of sgd."""
+    momentum: float | None = None
+    """Of sgd; 0.9 unless given."""
 
     equalise: bool = False
     """Rescale the gradients of all blocks to the same norm in each step. AdamW nearly undoes it; sgd does not."""
@@ -149,14 +152,15 @@ class Arguments:
     exit_loss: float = 0.0
     """LayerSkip: what the losses at early exits weigh together, beside the final loss's 1; 0 has no exits."""
 
-    exit_curriculum: Literal["rotational", "gradual", "all"] = "rotational"
-    """Which exits a step has: one in --exit-every in turn; from the last to the first over half the run; or all."""
+    exit_curriculum: Literal["rotational", "gradual", "all"] | None = None
+    """Which exits a step has: one in --exit-every in turn, which is rotational and what it is unless given; from the
+    last to the first over half the run; or all."""
 
     exit_every: int | None = None
     """Of the rotational curriculum; a quarter of the blocks unless given."""
 
-    exit_weights: Literal["even", "depth"] = "even"
-    """How a step's exits share --exit-loss: evenly, or the more the deeper they are."""
+    exit_weights: Literal["even", "depth"] | None = None
+    """How a step's exits share --exit-loss: evenly, unless given, or the more the deeper they are."""
 
     gradient_from: int = 1
     """The first step that the gradient share counts."""
@@ -227,7 +231,8 @@ def configuration(arguments: Arguments) -> RunConfig:
         tokens = parse_count(arguments.steps, "--steps") * sequence * sequences
     fields = {f.name for f in dataclasses.fields(RunConfig)}
     values: dict[str, Any] = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(arguments)}
-    values = {name: value for name, value in values.items() if name in fields}
+    unset = [name for names in PARTNERS.values() for name in names if getattr(arguments, name) is None]
+    values = {name: value for name, value in values.items() if name in fields and name not in unset}
     values["tokens"] = tokens
     values["evaluate_tokens"] = parse_count(arguments.evaluate_tokens, "--evaluate-tokens")
     shape = {} if arguments.blocks is None else {"blocks": arguments.blocks}
@@ -238,16 +243,20 @@ def _check_partners(arguments: Arguments) -> None:
     """Raises UsageError where an option is given that does nothing without another."""
     from leadline.errors import UsageError
 
-    defaults = {field.name: field.default for field in dataclasses.fields(Arguments)}
-    partners = {"--exit-loss": ("exit_curriculum", "exit_every", "exit_weights"), "--optimizer sgd": ("momentum",)}
-    absent = {"--exit-loss": arguments.exit_loss == 0, "--optimizer sgd": arguments.optimizer != "sgd"}
-    for partner, names in partners.items():
+    absent = {
+        EXITS: arguments.exit_loss == 0,
+        SGD: arguments.optimizer != "sgd",
+        WSD: arguments.schedule != "wsd",
+    }
+    for partner, names in PARTNERS.items():
         for name in names:
             value = getattr(arguments, name)
-            if absent[partner] and value != defaults[name]:
+            if absent[partner] and value is not None:
                 option = f"--{name.replace('_', '-')} {value}"
                 raise UsageError(f"{option} does nothing without {partner}; give both, or none of them")
-    if arguments.exit_every is not None and arguments.exit_curriculum != "rotational":
+    if arguments.decay_embeddings and arguments.weight_decay == 0:
+        raise UsageError("--decay-embeddings does nothing with --weight-decay 0; give one of them")
+    if arguments.exit_every is not None and arguments.exit_curriculum not in (None, "rotational"):
         raise UsageError(
             f"--exit-every {arguments.exit_every} belongs to --exit-curriculum rotational; give one of them"
         )

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
-from leadline.compare.jobs import read_failure
+from leadline.compare.jobs import PROBES, read_failure
 from leadline.compare.statistics import interval
 from leadline.errors import LeadlineError
+from leadline.files import check_sum
+from leadline.reading import read_json, read_lines
+from leadline.training.gradient_file import GRADIENT, load_gradient
+from leadline.training.records import EVALS, STEPS, EvalRow, Shares, StepRow
+from leadline.training.summary import SUMMARY, Summary, read_summary
 
 CURVE_POINTS = 200
+
+
+Table = list[Shares | None]
+
+
+class Probes(TypedDict):
+    """The content of `probes.json`: see `leadline.probes.measure`."""
+
+    tokens: int
+    read_rms: Shares
+    output_rms: Shares
+    block_output_rms: Shares
+    removal: Shares
+    angular_distance: Table
+    depth_weights: Table | None
+    gates: Table | None
+    stream_diversity: Shares | None
+    mixing: list[Table | None] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,54 +44,97 @@ class RunResult:
     """What one run's folder says.
 
     Attributes:
-        summary: `summary.json`; None where the run did not finish.
+        status: "damaged" where the run finished, and a file of it holds something else than was written.
+        summary: `summary.json`; None where the run did not finish, or is damaged. So with the rest.
         error: why not.
     """
 
     folder: Path
-    summary: dict[str, Any] | None
-    error: str | None
-    evaluations: list[dict[str, Any]]
-    steps: list[dict[str, Any]]
-    gradient: dict[str, Any] | None
-    probes: dict[str, Any] | None
+    status: Literal["ok", "unfinished", "failed", "damaged"]
+    summary: Summary | None = None
+    error: str | None = None
+    evaluations: list[EvalRow] = field(default_factory=list)
+    steps: list[StepRow] = field(default_factory=list)
+    gradient: dict[str, Any] | None = None
+    probes: Probes | None = None
 
     def value(self, name: str) -> float | None:
-        """A finite number of the summary, or None."""
-        found = (self.summary or {}).get(name)
-        return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
+        """A number of the summary, or None."""
+        return None if self.summary is None else float(getattr(self.summary, name))
 
 
 def read_run(folder: Path) -> RunResult:
-    """Reads a run's folder; what is not there is None or empty."""
-    error = read_failure(folder)
-    summary = None if error else _json(folder / "summary.json")
-    if summary is None and error is None:
-        error = "did not finish"
-    return RunResult(
-        folder=folder,
-        summary=summary,
-        error=error,
-        evaluations=_lines(folder / "evals.jsonl"),
-        steps=_lines(folder / "steps.jsonl"),
-        gradient=_json(folder / "gradient.json"),
-        probes=_json(folder / "probes.json"),
-    )
+    """Reads a run's folder. The files of a finished run have to hold what a run writes, and to fit each other."""
+    try:
+        error = read_failure(folder)
+        if error is not None:
+            return RunResult(folder=folder, status="failed", error=error)
+        if not (folder / SUMMARY).exists():
+            return RunResult(folder=folder, status="unfinished", error="did not finish")
+        summary = read_summary(folder / SUMMARY)
+        evaluations, steps = read_lines(folder / EVALS, EvalRow), read_lines(folder / STEPS, StepRow)
+        for name in (EVALS, STEPS):
+            check_sum(folder / name)
+        _check(folder, summary, evaluations, steps)
+        return RunResult(
+            folder=folder,
+            status="ok",
+            summary=summary,
+            evaluations=evaluations,
+            steps=steps,
+            gradient=load_gradient(folder),
+            probes=_probes(folder),
+        )
+    except LeadlineError as error:
+        return RunResult(folder=folder, status="damaged", error=f"{folder.name} is damaged: {error}")
+
+
+def _check(folder: Path, summary: Summary, evaluations: Sequence[EvalRow], steps: Sequence[StepRow]) -> None:
+    """Raises LeadlineError where the records of a finished run are not those of its summary."""
+    if [row["step"] for row in steps] != list(range(1, summary.steps + 1)):
+        raise LeadlineError(
+            f"{folder / SUMMARY} and {STEPS} differ: there should be a line for each step from 1 to {summary.steps}"
+        )
+    if not (folder / GRADIENT).is_file():
+        raise LeadlineError(f"{folder / GRADIENT} is missing")
+    last = steps[-1] if steps else StepRow(step=0, tokens=0, loss=summary.train_loss)
+    end: dict[str, Any] = {**evaluations[-1]} if evaluations else {}
+    written: dict[str, dict[str, Any]] = {
+        STEPS: {"tokens": last["tokens"], "train_loss": last["loss"]},
+        EVALS: {"steps": end.get("step"), "loss": end.get("loss"), "bits_per_byte": end.get("bits_per_byte")},
+        SUMMARY: {"tokens_per_second": summary.tokens / max(summary.seconds, 1e-9)},
+    }
+    for name, values in written.items():
+        for key, value in values.items():
+            if value != getattr(summary, key):
+                raise LeadlineError(f"{folder / SUMMARY} says {key} {getattr(summary, key)}, and {name} gives {value}")
+
+
+def _probes(folder: Path) -> Probes | None:
+    try:
+        probes = read_json(folder / PROBES, Probes, advice="remove it to measure the run again")
+        check_sum(folder / PROBES)
+        return probes
+    except FileNotFoundError:
+        return None
 
 
 def measured(runs: Sequence[RunResult]) -> dict[str, Any]:
     """A design's numbers, curves and pictures along depth over its runs, one per seed.
 
     Returns:
-        `status`, `error`, `loss`, `bits_per_byte`, speeds and sizes, `curve` and `depth`, as `results.json` has
-        them. Losses, curves and depth are None where no run finished; a list of values has None for a failed seed.
+        `status`, `error`, `damaged` (the folders of such runs), `loss`, `bits_per_byte`, speeds and sizes, `curve` and
+        `depth`, as `results.json` has them. Losses, curves and depth are None where no run finished; a list of values
+        has None for a failed seed.
     """
     finished = [run for run in runs if run.summary is not None]
+    damaged = [run for run in runs if run.status == "damaged"]
     errors = [run.error for run in runs if run.error]
     status = "ok" if not errors else ("partial" if finished else "failed")
     return {
         "status": status,
-        "error": errors[0] if errors else None,
+        "error": "; ".join(str(run.error) for run in damaged) or (errors[0] if errors else None),
+        "damaged": [str(run.folder) for run in damaged],
         "loss": _over_seeds(runs, "loss"),
         "bits_per_byte": _over_seeds(runs, "bits_per_byte"),
         "tokens_per_second": _speed(finished),
@@ -92,7 +157,7 @@ def mean_of(values: Sequence[Any]) -> Any:
     return _mean(finite) if finite else None
 
 
-def thin(rows: Sequence[dict[str, Any]], points: int = CURVE_POINTS) -> dict[str, list[float]]:
+def thin(rows: Sequence[Mapping[str, Any]], points: int = CURVE_POINTS) -> dict[str, list[float]]:
     """`tokens` and `loss` of steps, averaged in at most `points` groups of neighbours."""
     rows = [row for row in rows if row.get("loss") is not None and math.isfinite(row["loss"])]
     size = max(1, math.ceil(len(rows) / points))
@@ -124,7 +189,7 @@ def _speed(runs: Sequence[RunResult]) -> float | None:
     """The median over steps, and over seeds: what else the machine did for a while doesn't count."""
     speeds = []
     for run in runs:
-        steps = [row["tokens_per_second"] for row in run.steps if row.get("tokens_per_second")]
+        steps = [speed for row in run.steps if (speed := row.get("tokens_per_second"))]
         whole = run.value("tokens_per_second")
         if steps:
             speeds.append(float(statistics.median(steps)))
@@ -137,9 +202,9 @@ def _curve(runs: Sequence[RunResult]) -> dict[str, Any]:
     by_tokens: dict[int, list[float]] = {}
     for run in runs:
         # A run that was continued may hold a step twice; the later line counts.
-        for tokens, bits in {row["tokens"]: row.get("bits_per_byte") for row in run.evaluations}.items():
-            if bits is not None and math.isfinite(bits):
-                by_tokens.setdefault(tokens, []).append(bits)
+        for at, bits in {row["tokens"]: row.get("bits_per_byte") for row in run.evaluations}.items():
+            if bits is not None:
+                by_tokens.setdefault(at, []).append(bits)
     tokens = sorted(t for t, values in by_tokens.items() if len(values) == len(runs))
     steps: dict[int, list[float]] = {}
     for run in runs:
@@ -165,7 +230,7 @@ def _depth(runs: Sequence[RunResult]) -> dict[str, Any]:
         "stream_diversity",
         "mixing",
     )
-    depth = {name: mean_of([(run.probes or {}).get(name) for run in runs]) for name in names}
+    depth = {name: mean_of([_probe(run, name) for run in runs]) for name in names}
     return {**depth, "gradient_share": mean_of([(run.gradient or {}).get("share") for run in runs])}
 
 
@@ -173,26 +238,5 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, json.JSONDecodeError) as error:
-        raise LeadlineError(f"{path} cannot be read ({error}); remove its folder to train this run again") from error
-    return content if isinstance(content, dict) else None
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    rows = []
-    for line in lines:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            # The last line of a run that was killed while it wrote.
-            continue
-    return rows
+def _probe(run: RunResult, name: str) -> Any:
+    return None if run.probes is None else {**run.probes}[name]

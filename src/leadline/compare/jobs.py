@@ -6,22 +6,28 @@ else to `FOLDER/worker.log`. It stops, saving, when its standard input closes: s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, TypedDict
 
 from leadline.errors import LeadlineError
 from leadline.files import write_json
+from leadline.lock import alone
+from leadline.reading import read_json
 
 INTERRUPTED = 130
+PROBES = "probes.json"
+FAILED = "failed.json"
 PATIENCE = 120.0
 """Seconds that a worker has to save after an interruption."""
 WORKER = (sys.executable, "-m", "leadline.compare.worker")
@@ -52,7 +58,7 @@ class Job:
     @property
     def done(self) -> bool:
         """Whether it was trained, and measured, already."""
-        needed = ("summary.json", "probes.json") if self.measured else ("summary.json",)
+        needed = ("summary.json", PROBES) if self.measured else ("summary.json",)
         return all((self.folder / name).is_file() for name in needed)
 
 
@@ -89,13 +95,16 @@ def run_jobs(
     """
     waiting = sorted((job for job in jobs if not job.done), key=lambda job: -job.cost)
     runner = _Runner(tuple(worker), threads, display)
+    for job in waiting:
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         while waiting or runner.running:
             while waiting and len(runner.running) < slots:
                 runner.start(waiting.pop(0))
             runner.listen()
     except KeyboardInterrupt:
-        display.stopping()
+        with contextlib.suppress(OSError):  # where the terminal has gone
+            display.stopping()
         runner.stop()
         raise
     finally:
@@ -121,8 +130,9 @@ class _Runner:
     events: queue.Queue[tuple[str, dict[str, Any] | None]] = field(default_factory=queue.Queue)
 
     def start(self, job: Job) -> None:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        (job.folder / "failed.json").unlink(missing_ok=True)
+        self._check_there(job)
+        job.folder.mkdir(exist_ok=True)
+        (job.folder / FAILED).unlink(missing_ok=True)
         write_json(job.folder / "job.json", job.content)
         count = str(self.threads)
         environment = {**os.environ, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "PYTHONUNBUFFERED": "1"}
@@ -142,6 +152,11 @@ class _Runner:
         self.running[name] = _Running(job, process, log)
         threading.Thread(target=self._follow, args=(name, process), daemon=True).start()
         self.display.started(job)
+
+    def _check_there(self, job: Job) -> None:
+        """Raises LeadlineError where the folder of the runs was removed, and its plan with it."""
+        if not (runs := job.folder.parent).is_dir():
+            raise LeadlineError(f"{runs} was removed while its runs went on; nothing more is written there")
 
     def listen(self, seconds: float = 0.25) -> None:
         """Passes on what the workers say, for a while; the caller may then start the next."""
@@ -202,7 +217,8 @@ class _Runner:
         if not worker.job.done:
             error = worker.error or _last_words(worker.job.folder / "worker.log", code)
             self.errors[name] = error
-            write_json(worker.job.folder / "failed.json", {"error": error, "exit_code": code})
+            self._check_there(worker.job)
+            write_json(worker.job.folder / FAILED, Failure(error=error, exit_code=code))
         self.display.ended(worker.job, error)
 
 
@@ -215,12 +231,28 @@ def _last_words(log: Path, code: int) -> str:
     return f"the worker {how}" + (f": {lines[-1].strip()}" if lines else "")
 
 
+class Failure(TypedDict):
+    """The content of `failed.json`."""
+
+    error: str
+    exit_code: int
+
+
 def read_failure(folder: Path) -> str | None:
-    """The message of a run that failed, or None."""
+    """The message of a run that failed, or None. Raises LeadlineError where its file is damaged."""
     try:
-        content = json.loads((folder / "failed.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        return read_json(folder / FAILED, Failure)["error"]
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, json.JSONDecodeError) as error:
-        raise LeadlineError(f"{folder / 'failed.json'} cannot be read: {error}") from error
-    return str(content["error"])
+
+
+def start_anew(jobs: Sequence[Job], status: Callable[[Path], str]) -> None:
+    """Removes the folders of runs that failed or are damaged, so that they are trained from the start.
+
+    Args:
+        status: of a run in a folder.
+    """
+    for job in jobs:
+        if job.folder.is_dir() and status(job.folder) in ("failed", "damaged"):
+            with alone(job.folder, "train"):
+                shutil.rmtree(job.folder)

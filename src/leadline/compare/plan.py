@@ -7,13 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
-from leadline.compare.alone import LOCK_FILE
 from leadline.config import to_dict
 from leadline.errors import UsageError, did_you_mean
 from leadline.files import check_folder, write_json
+from leadline.lock import LOCK_FILE
 from leadline.ops.choice import Backend
+from leadline.reading import read_json
 
 Precision = Literal["float32", "bfloat16"]
 PLAN_FILE = "compare.json"
@@ -39,6 +40,18 @@ class DesignPlan:
     sweep: tuple[float, ...] = ()
     tokens: int
     flops_per_token: float
+
+
+class DesignFile(TypedDict):
+    """What is read of a design by name; the whole is compared."""
+
+    name: str
+
+
+class PlanFile(TypedDict):
+    """What is read of `compare.json` by name."""
+
+    designs: list[DesignFile]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +189,7 @@ def split_outside(text: str) -> list[str]:
 
 
 def keep_plan(plan: Plan, out: Path) -> None:
-    """Writes the plan, or checks that the folder's plan is the same one.
-
-    Raises:
-        UsageError: as `check_out`.
-    """
-    check_out(plan, out)
+    """Writes the plan into a folder that `check_out` has found to be its own."""
     if not (out / PLAN_FILE).exists():
         write_json(out / PLAN_FILE, to_dict(plan))
 
@@ -191,6 +199,7 @@ def check_out(plan: Plan, out: Path) -> None:
 
     Raises:
         UsageError: it is a file, or holds something else or another comparison; says what differs.
+        LeadlineError: what it holds is damaged.
     """
     check_folder(out, "--out")
     path = out / PLAN_FILE
@@ -199,12 +208,7 @@ def check_out(plan: Plan, out: Path) -> None:
             raise UsageError(f"--out {out} holds something that is no comparison; name a new or empty folder")
         return
     content = json.loads(json.dumps(to_dict(plan)))
-    try:
-        old = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); give another --out") from error
-    if not isinstance(old, dict) or not all(isinstance(design, dict) for design in old.get("designs", [None])):
-        raise UsageError(f"{path} is damaged: it holds no comparison; give another --out")
+    old = read_json(path, PlanFile, advice="give another --out")
     different = list(_differences(old, content, ""))
     if different:
         shown = "; ".join(different[:4]) + ("; …" if len(different) > 4 else "")

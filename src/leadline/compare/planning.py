@@ -74,6 +74,11 @@ def make_plan(wish: Wish, data: DataSet) -> Plan:
     seeds = parse_seeds(wish.seeds)
     rates = _rates(wish.rates, designs)
     grid = parse_sweep(wish.sweep)
+    if grid and rates:
+        raise UsageError(
+            f"--lr {wish.rates} does nothing beside --sweep-lr with rates of its own; leave --lr out, or give "
+            "--sweep-lr without rates, which tries half, one and two times --lr"
+        )
     batch_tokens = batch_size * shape.context
     tokens = _tokens(wish, preset, batch_tokens)
     plans = []

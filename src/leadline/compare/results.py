@@ -203,7 +203,7 @@ def _shipped(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _row(design: DesignPlan, seed: int, rate: float, run: RunResult) -> list[Any]:
-    status = "ok" if run.summary is not None else "failed"
+    status = "failed" if run.status == "unfinished" else run.status
     numbers = {name: run.value(name) for name in ("loss", "bits_per_byte", "tokens_per_second", "seconds")}
     memory = run.value("peak_memory_bytes")
     values = {

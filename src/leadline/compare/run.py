@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leadline.compare.alone import alone, termination_interrupts
 from leadline.compare.gather import read_run
-from leadline.compare.jobs import Job, run_jobs
+from leadline.compare.jobs import Job, run_jobs, start_anew
 from leadline.compare.machine import cores
-from leadline.compare.plan import PLAN_FILE, DesignPlan, Plan, check_out, keep_plan
+from leadline.compare.plan import DesignPlan, Plan, check_out, keep_plan
 from leadline.compare.progress import display_for
 from leadline.compare.results import collect, run_folder, write_results
 from leadline.config import to_dict
 from leadline.errors import LeadlineError
+from leadline.interrupt import termination_interrupts
+from leadline.lock import claimed
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
@@ -32,6 +33,7 @@ def compare(
     *,
     jobs: int | None = None,
     threads: int | None = None,
+    rerun: bool = False,
     command: str = "leadline compare",
 ) -> dict[str, Any]:
     """Runs what is missing of a comparison, and writes `results.json`, `results.csv` and `report.html`.
@@ -39,33 +41,30 @@ def compare(
     Args:
         jobs: runs at a time; by default two where there are two cores.
         threads: of each run; by default the cores divided by the jobs.
+        rerun: train runs that failed or are damaged from the start; failed ones go on where they were otherwise, and
+            damaged ones stay.
         command: that repeats it, for the report.
 
     Returns:
-        The content of `results.json`. A design whose runs failed is marked in it; nothing is raised for that.
+        The content of `results.json`. A design whose runs failed or are damaged is marked in it; nothing is raised
+        for that.
 
     Raises:
         UsageError: the folder holds another comparison, or something else.
-        LeadlineError: the folder cannot be written.
+        LeadlineError: the folder cannot be written, or a run of the sweep of learning rates is damaged.
         KeyboardInterrupt: interrupted; what ran has been saved.
     """
     slots = min(2, cores()) if jobs is None else jobs
     threads = max(1, cores() // slots) if threads is None else threads
-    if not (out / PLAN_FILE).exists():
-        check_out(plan, out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LeadlineError(f"--out {out} cannot be written: {error.strerror}") from error
-    with alone(out, "compare"), termination_interrupts():
+    with claimed(out, "compare", lambda: check_out(plan, out)), termination_interrupts():
         keep_plan(plan, out)
         sweeps: list[dict[str, Any]] = []
         rates = {design.name: design.learning_rate for design in plan.designs}
         if any(design.sweep for design in plan.designs):
-            _run(_sweep_jobs(plan, out), slots, threads)
+            _run(_sweep_jobs(plan, out), slots, threads, rerun)
             sweeps = [_swept(plan, out, design) for design in plan.designs]
             rates = {curve["design"]: curve["chosen"] for curve in sweeps}
-        _run(_jobs(plan, out, rates), slots, threads)
+        _run(_jobs(plan, out, rates), slots, threads, rerun)
         results = collect(plan, out, data, rates, sweeps, command)
         write_results(results, plan, out, rates)
         from leadline.compare.report import write_report
@@ -106,8 +105,10 @@ def _sweep_jobs(plan: Plan, out: Path) -> list[Job]:
 
 def _swept(plan: Plan, out: Path, design: DesignPlan) -> dict[str, Any]:
     """A design's losses over the grid and the best rate; the planned one where no run finished."""
-    folders = {rate: run_folder(out, design, plan.sweep_seed, rate) for rate in design.sweep}
-    bits = {rate: read_run(folder).value("bits_per_byte") for rate, folder in folders.items()}
+    runs = {rate: read_run(run_folder(out, design, plan.sweep_seed, rate)) for rate in design.sweep}
+    if damaged := [str(run.error) for run in runs.values() if run.status == "damaged"]:
+        raise LeadlineError(f"{'; '.join(damaged)}; the same command with --rerun trains the run again")
+    bits = {rate: run.value("bits_per_byte") for rate, run in runs.items()}
     points = [{"learning_rate": rate, "bits_per_byte": value} for rate, value in bits.items()]
     known = [(value, rate) for rate, value in bits.items() if value is not None]
     chosen = min(known)[1] if known else design.learning_rate
@@ -152,7 +153,9 @@ def _cost(plan: Plan, design: DesignPlan) -> float:
     return design.tokens * design.flops_per_token * cost
 
 
-def _run(jobs: Sequence[Job], slots: int, threads: int) -> None:
+def _run(jobs: Sequence[Job], slots: int, threads: int, rerun: bool) -> None:
+    if rerun:
+        start_anew(jobs, lambda folder: read_run(folder).status)
     if all(job.done for job in jobs):
         return
     display = display_for(jobs, slots)

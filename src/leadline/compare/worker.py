@@ -19,9 +19,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from leadline.compare.jobs import INTERRUPTED
+from leadline.compare.jobs import INTERRUPTED, PATIENCE, PROBES
 from leadline.errors import LeadlineError
-from leadline.files import write_json
+from leadline.files import write_json_with_sum
+from leadline.interrupt import termination_interrupts
+from leadline.lock import alone
+from leadline.reading import read_json
 
 SAY_EVERY = 0.5
 MEASURE_BATCH_TOKENS = 2048
@@ -39,9 +42,11 @@ def work(folder: Path, body: Callable[[Path, dict[str, Any]], None]) -> int:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_stop_when_input_closes, daemon=True).start()
-    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     try:
-        body(folder, job)
+        with termination_interrupts():
+            with alone(folder, "train", patience=PATIENCE):
+                pass  # of a comparison that was killed: its run may still save
+            body(folder, read_json(folder / "job.json", dict[str, Any]))
     except KeyboardInterrupt:
         return INTERRUPTED
     except LeadlineError as error:
@@ -59,7 +64,7 @@ def _train_and_measure(folder: Path, job: dict[str, Any]) -> None:
         train_run(folder, job["config"])
     if job["measure"] is not None:
         say("measuring")
-        write_json(folder / "probes.json", measure_run(folder, job["config"], job["measure"]))
+        write_json_with_sum(folder / PROBES, measure_run(folder, job["config"], job["measure"]))
 
 
 def train_run(folder: Path, config: dict[str, Any]) -> None:

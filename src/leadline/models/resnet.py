@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +26,9 @@ from torch import Tensor, nn
 
 from leadline.config import from_dict
 from leadline.errors import LeadlineError, UsageError
+from leadline.files import check_sum
 from leadline.models.saving import CONFIG, read_weights, write_model
+from leadline.reading import read_json
 
 EXPANSION = 4
 """A block's output is so many times as wide as its 3×3 convolution."""
@@ -225,7 +226,8 @@ class ResNet(nn.Module):
         """
         path = Path(folder) / CONFIG
         try:
-            config = from_dict(ResNetConfig, json.loads(path.read_text(encoding="utf-8")), where="model")
+            config = from_dict(ResNetConfig, read_json(path, dict[str, Any]), where="model")
+            check_sum(path)
         except (OSError, ValueError, TypeError) as error:
             raise LeadlineError(f"{path} is no configuration of a ResNet: {error}") from error
         model = cls(config)

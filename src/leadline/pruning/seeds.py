@@ -91,9 +91,8 @@ def _training(subject: Subject) -> dict[str, Any]:
     if subject.opened.kind != "run":
         return {}
     run = read_run_file(subject.path)
-    data = run.get("data")
     options = {name: value for name, value in run["config"].items() if name not in BESIDE_LEARNING}
-    return {**options, "data": data.get("hash") if isinstance(data, dict) else None}
+    return {**options, "data": run.get("data", {}).get("hash")}
 
 
 def _seed(subject: Subject) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,10 +18,11 @@ from leadline.hub.open import OpenedModel, open_model
 from leadline.hub.text import Text, dataset_for, default_context, heldout_batches, training_batches
 from leadline.models import Decoder, KVCache, cut
 from leadline.pruning.text import Reading
+from leadline.reading import read_json
 from leadline.stacks import Stack, Unit, stack_of
 from leadline.stacks.causal_lm import CausalLMStack
 from leadline.training.gradient_file import gradient_path, load_gradient
-from leadline.training.run_folder import RUN_FILE, read_run_file
+from leadline.training.run_folder import read_run_file
 
 HEAL_SHARE = 0.1
 HEAL_RATE = 1e-4
@@ -155,15 +154,11 @@ class OwnSubject(Subject):
     def __init__(self, opened: OpenedModel, layers: str | None = None) -> None:
         super().__init__(opened, layers)
         if opened.kind == "run":
-            config = read_run_file(self.path).get("config")
-            if not isinstance(config, dict):
-                raise LeadlineError(f"{self.path / RUN_FILE} is damaged: it should hold an object `config`")
+            config: dict[str, Any] = {**read_run_file(self.path)["config"]}
             wanted = ("design", "preset", "data", "seed", "tokens", "learning_rate")
-            found = {name: config.get(name) for name in wanted}
-            # JSON can say infinity, and what is written can't.
-            self.origin |= {name: None if _endless(value) else value for name, value in found.items()}
+            self.origin |= {name: config.get(name) for name in wanted}
             rate = config.get("learning_rate")
-            if isinstance(rate, float) and 0 < rate < math.inf:
+            if rate is not None and rate > 0:
                 self.healing_rate = HEAL_SHARE * rate
 
     def check_saving(self) -> None:
@@ -267,19 +262,5 @@ def earlier(path: Path) -> dict[str, Any]:
     """What an earlier cut left in the folder, if there was one."""
     if not (path / RECORD).is_file():
         return {}
-    before = _read_json(path / RECORD)
+    before = read_json(path / RECORD, dict[str, Any], advice="remove it to go on without it")
     return {"earlier": {name: before.get(name) for name in ("origin", "criterion", "unit", "cut", "kept")}}
-
-
-def _endless(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LeadlineError(f"can't read {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise LeadlineError(f"{path} is damaged: it should hold an object")
-    return content

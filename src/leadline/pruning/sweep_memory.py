@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from leadline import __version__
 from leadline.config import differing
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_folder, check_writable, write_json
+from leadline.reading import read_json
 
 MEMORY_FILE = "sweep.json"
 STUDY_FILE = "study.json"
@@ -111,15 +112,18 @@ def check_same_sweep(out: Path, asked: Mapping[str, Any]) -> None:
         )
 
 
-def read_memory(path: Path) -> dict[str, Any]:
+class MemoryFile(TypedDict):
+    """The content of `sweep.json`."""
+
+    asked: dict[str, Any]
+    known: dict[str, Any]
+    digest: str
+
+
+def read_memory(path: Path) -> MemoryFile:
     """The content of `sweep.json`. Raises LeadlineError where it is damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LeadlineError(f"can't read {path}: {error}; remove it to measure anew") from error
-    if not isinstance(content, dict) or not all(isinstance(content.get(name), dict) for name in ("asked", "known")):
-        raise LeadlineError(f"{path} is damaged: it should hold `asked` and `known`; remove it to measure anew")
-    if content.get("digest") != _digest(content["asked"], content["known"]):
+    content = read_json(path, MemoryFile, advice="remove it to measure anew")
+    if content["digest"] != _digest(content["asked"], content["known"]):
         raise LeadlineError(f"{path} is damaged: it holds other numbers than were written; remove it to measure anew")
     return content
 

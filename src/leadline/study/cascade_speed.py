@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -22,15 +21,24 @@ from leadline.bench.statistics import Median, median_of, ratios
 from leadline.compare.machine import describe_machine
 from leadline.config import to_dict
 from leadline.errors import LeadlineError, UsageError
-from leadline.files import write_json
+from leadline.files import check_sum, write_json_with_sum
 from leadline.models import Decoder, stream_tokens
 from leadline.ops import use_backend
 from leadline.ops.choice import Backend
+from leadline.reading import read_json
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
 
 Say = Callable[[str], None]
+
+
+class SpeedFile(TypedDict):
+    """What is read of the file that keeps measurements; see `measure_speed`."""
+
+    method: str
+    latency: dict[str, list[float]]
+    throughput: dict[str, list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +117,7 @@ def measure_speed(
             "latency": _rounds(models, data, options, 1, say, "latency"),
             "throughput": _rounds(models, data, options, options.batch, say, "throughput"),
         }
-    write_json(path, found)
+    write_json_with_sum(path, found)
     return found
 
 
@@ -211,13 +219,13 @@ def _load(folder: Path, options: SpeedOptions) -> Decoder:
 def _kept(path: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
     """What an earlier call wrote with the same options; None where it is to be measured."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = {**read_json(path, SpeedFile, advice="remove it to measure again")}
+        check_sum(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise LeadlineError(f"{path} cannot be read ({error}); remove it to measure again") from error
-    same = isinstance(content, dict) and all(content.get(key) == value for key, value in asked.items())
-    return content if same else None
+    if any(each <= 0 for part in ("latency", "throughput") for turns in content[part].values() for each in turns):
+        raise LeadlineError(f"{path} is damaged: a turn took no time; remove it to measure again")
+    return content if all(content.get(key) == value for key, value in asked.items()) else None
 
 
 def _as_data(median: Median) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from leadline.compare.alone import LOCK_FILE, alone, termination_interrupts
 from leadline.config import differing, to_dict
-from leadline.errors import LeadlineError, UsageError
+from leadline.errors import UsageError
 from leadline.files import check_folder, write_json
+from leadline.interrupt import termination_interrupts
+from leadline.lock import LOCK_FILE, claimed
+from leadline.reading import read_json
 
 PLAN_FILE = "study.json"
 
@@ -34,13 +36,7 @@ def at_work(out: Path, kind: str, plan: Any) -> Iterator[None]:
     """
     check_folder(out, "--out")
     content = json.loads(json.dumps({"study": kind, **to_dict(plan)}))
-    check_plan(out, content)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LeadlineError(f"--out {out} cannot be written: {error.strerror}") from error
-    with alone(out, "study"), termination_interrupts():
-        check_plan(out, content)
+    with claimed(out, "study", lambda: check_plan(out, content)), termination_interrupts():
         if not (out / PLAN_FILE).exists():
             write_json(out / PLAN_FILE, content)
         yield
@@ -51,19 +47,14 @@ def check_plan(out: Path, content: Mapping[str, Any]) -> None:
 
     Raises:
         UsageError: it holds something else, or another study; says what differs.
+        LeadlineError: what it holds is damaged.
     """
     path = out / PLAN_FILE
     if not path.exists():
         if out.exists() and any(entry.name != LOCK_FILE for entry in out.iterdir()):
             raise UsageError(f"--out {out} holds something that is no study; name a new or empty folder")
         return
-    try:
-        old = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); give another --out") from error
-    if not isinstance(old, dict):
-        raise UsageError(f"{path} is damaged: it should hold an object; give another --out")
-    different = differing(old, content)
+    different = differing(read_json(path, dict[str, Any], advice="give another --out"), content)
     if different:
         shown = "; ".join(different[:4]) + ("; …" if len(different) > 4 else "")
         raise UsageError(f"--out {out} holds another study: {shown}. Give another --out, or the same options.")

@@ -2,41 +2,67 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NotRequired, TypedDict
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from leadline.config import from_dict
 from leadline.errors import LeadlineError, UsageError
-from leadline.files import sync_folder, write_json
+from leadline.files import check_sum, sync_folder, write_json, write_sums
 from leadline.models import Decoder
 from leadline.models.resnet import ResNet
-from leadline.models.saving import read_weights, write_model, write_tensors
+from leadline.models.saving import read_tensors, read_weights, write_model, write_tensors
+from leadline.reading import read_json
 from leadline.training.gradient_steps import NORMS, StepNorms
 from leadline.training.optimiser import load_optimiser, optimiser_tensors
+from leadline.training.records import Detail
 
 FOLDER = "checkpoints"
 GRADIENT = "gradient.json"
 OPTIMISER = "optimizer.safetensors"
 STATE = "state.json"
 LIVE = "live"
-NEEDED = ("step", "seconds", "train_loss", "loader", "gradient")
 
 Resume = Literal["newest", "previous", "never"]
 """Which checkpoint a run that is there goes on from."""
+
+
+class ShareState(TypedDict):
+    """What `GradientShare.state` gives; checkpoints of earlier versions have fewer entries."""
+
+    steps: int
+    blocks: list[float]
+    sublayers: list[float]
+    seen: NotRequired[int]
+    not_finite: NotRequired[int]
+    blocks_missing: NotRequired[list[int]]
+    sublayers_missing: NotRequired[list[int]]
+    never: NotRequired[list[str]]
+    details: NotRequired[list[Detail]]
+
+
+class State(TypedDict):
+    """The content of `state.json`: what a run goes on with beside weights and optimiser."""
+
+    step: int
+    seconds: float
+    train_loss: float
+    loader: dict[str, int]
+    gradient: dict[str, Any]
+    equalised: NotRequired[dict[str, Any]]
 
 
 def save_checkpoint(
     out: Path,
     model: Decoder | ResNet,
     optimiser: torch.optim.Optimizer,
-    state: dict[str, Any],
+    state: State,
     *,
     keep: int,
     gradient: dict[str, Any] | None = None,
@@ -55,13 +81,14 @@ def save_checkpoint(
     Raises:
         LeadlineError: it can't be written; the checkpoints that were there stay.
     """
-    folder = out / FOLDER / f"step-{state['step']:08d}"
+    folder = out / FOLDER / _name(state["step"])
     partial = folder.with_name(f".{folder.name}.partial")
     live = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
         for left in folder.parent.glob(".*.partial"):
             shutil.rmtree(left, ignore_errors=True)
-        partial.mkdir(parents=True)
+        folder.parent.mkdir(exist_ok=True)  # and not the run's folder, which may have been removed
+        partial.mkdir()
         if isinstance(model, Decoder):
             model.refresh_statistics()
         write_model(partial, model.config, model)
@@ -72,6 +99,7 @@ def save_checkpoint(
             write_json(partial / GRADIENT, gradient)
         if norms is not None:
             norms.save(partial)
+        write_sums(partial)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
         sync_folder(folder.parent)
@@ -94,35 +122,83 @@ def checkpoints(out: Path) -> list[Path]:
     )
 
 
-def load_checkpoint(
-    folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
-) -> dict[str, Any]:
+def load_checkpoint(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device) -> State:
     """Puts the weights, the buffers and the optimiser's state in place and returns the rest.
 
+    Tensors are read one at a time, so that this needs no more memory than the model and its optimiser.
+
     Raises:
-        LeadlineError: a file is missing or damaged; it is named.
+        LeadlineError: a file is missing or damaged; it is named. Files are compared with their checksums, which
+            checkpoints of earlier versions don't have.
     """
-    path = folder / OPTIMISER
+    state = _read_state(folder)
+    read_weights(folder, model, device=device, keep_dtype=False)
+    path, live = folder / OPTIMISER, {}
+
+    def of_optimiser() -> Iterator[tuple[str, Tensor]]:
+        for name, value in read_tensors(path):
+            if name.endswith(f":{LIVE}"):
+                live[name.removesuffix(f":{LIVE}")] = value.clone()
+            else:
+                yield name, value
+            del value  # before the next is read
+
     try:
-        read_weights(folder, model, device=device, keep_dtype=False)
-        tensors = load_file(path)
-        load_optimiser(model, optimiser, tensors)
-        _set_buffers(model, {name: tensors[f"{name}:{LIVE}"] for name, _ in model.named_buffers()})
-        path = folder / STATE
-        state = json.loads(path.read_text(encoding="utf-8"))
-        missing = [name for name in NEEDED if name not in state]
+        check_sum(path)
+        load_optimiser(model, optimiser, of_optimiser())
+        _set_buffers(model, live)
     except FileNotFoundError as error:
         raise LeadlineError(f"{path} is missing") from error
     except KeyError as error:
         raise LeadlineError(f"{path} is damaged: it lacks {error.args[0]}") from error
     except (OSError, SafetensorError, ValueError, TypeError, RuntimeError) as error:
         raise LeadlineError(f"{path} is damaged or incomplete: {error}") from error
-    if missing:
-        raise LeadlineError(f"{path} is damaged: it lacks {', '.join(missing)}")
-    wrong = [name for name in NEEDED[:3] if isinstance(state[name], str | list | dict | bool | None)]
-    if wrong:
-        raise LeadlineError(f"{path} is damaged: {', '.join(wrong)} should be a number")
-    return cast(dict[str, Any], state)
+    return state
+
+
+def _read_state(folder: Path) -> State:
+    path = folder / STATE
+    try:
+        state = read_json(path, State)
+        shares: list[ShareState] = [
+            from_dict(ShareState, state[part], part) for part in ("gradient", "equalised") if part in state
+        ]
+        check_sum(path)
+    except FileNotFoundError as error:
+        raise LeadlineError(f"{path} is missing") from error
+    except UsageError as error:
+        raise LeadlineError(f"{path} is damaged: {error}") from error
+    step = state["step"]
+    if folder.name != _name(step):
+        raise LeadlineError(f"{path} is damaged: it says step {step}, and its folder {folder.name}")
+    if state["seconds"] < 0:
+        raise LeadlineError(f"{path} is damaged: {state['seconds']} seconds of training")
+    for share in shares:
+        blocks, sublayers = share["blocks"], share["sublayers"]
+        missing = (share.get("blocks_missing", blocks), share.get("sublayers_missing", sublayers))
+        if tuple(map(len, missing)) != (len(blocks), len(sublayers)):
+            raise LeadlineError(f"{path} is damaged: its lists of gradients are of unlike lengths")
+    if not all(0 <= share["steps"] <= share.get("seen", step) == step for share in shares):
+        raise LeadlineError(f"{path} is damaged: its gradient share is that of other steps than {step}")
+    return state
+
+
+def check_position(state: State, epoch: int, batch: int) -> None:
+    """Makes sure that a checkpoint's position in the data is that of its step.
+
+    Args:
+        epoch: sequences, or images, in an epoch.
+        batch: of these in a step.
+
+    Raises:
+        LeadlineError: it is not.
+    """
+    if state["loader"]["epoch"] * epoch + state["loader"]["index"] != state["step"] * batch:
+        raise LeadlineError(f"{STATE} is damaged: its position in the data is not that of step {state['step']}")
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 @torch.no_grad()
@@ -165,7 +241,7 @@ def find_checkpoint(out: Path, step: int | None = None) -> Path:
         raise UsageError(f"{out} holds no checkpoint yet")
     if step is None:
         return found[-1]
-    wanted = out / FOLDER / f"step-{step:08d}"
+    wanted = out / FOLDER / _name(step)
     if wanted not in found:
         there = ", ".join(str(int(path.name.removeprefix("step-"))) for path in found)
         raise UsageError(f"{out} has no checkpoint of step {step}; it has {there}")

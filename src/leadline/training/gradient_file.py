@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 from leadline.errors import LeadlineError, UsageError
-from leadline.files import write_json
+from leadline.files import check_sum, forget_sums, write_json
+from leadline.reading import read_json
 from leadline.training.checkpoint import FOLDER, checkpoints
 from leadline.training.checkpoint import GRADIENT as GRADIENT
 from leadline.training.gradient_steps import StepNorms
+from leadline.training.records import Detail, Shares
 
 SHARES = ("share", "sublayer_share", "share_per_parameter", "sublayer_share_per_parameter")
 """Its lists of shares, one for each block or sublayer."""
+
+
+class Missing(TypedDict):
+    """In how many steps a unit had no gradient."""
+
+    block: list[int]
+    sublayer: NotRequired[list[int]]
+
+
+class Equalised(TypedDict):
+    """What is read of the shares after equalising."""
+
+    share: Shares
+
+
+class GradientFile(TypedDict):
+    """What is read of `gradient.json`; a record of an earlier version, or another's, may have the shares alone."""
+
+    share: Shares
+    steps: NotRequired[int]
+    sublayer_share: NotRequired[Shares]
+    share_per_parameter: NotRequired[Shares]
+    sublayer_share_per_parameter: NotRequired[Shares]
+    definitions: NotRequired[dict[str, dict[str, Shares]]]
+    clip: NotRequired[float | None]
+    warmup_steps: NotRequired[int]
+    steps_without_gradient: NotRequired[Missing]
+    details: NotRequired[list[Detail]]
+    equalised: NotRequired[Equalised]
+
 
 LARGEST = 1e12
 """Shares add up to 1; those of another's record may not, but this is no share."""
@@ -29,6 +60,7 @@ def write_gradient(folder: Path | str, report: dict[str, Any], norms: StepNorms 
     try:
         for left in path.parent.glob(f".{GRADIENT}.*.partial"):  # of a run that was killed while it wrote
             left.unlink(missing_ok=True)
+        forget_sums(path.parent)
         if norms is not None:
             norms.save(path.parent)
         write_json(path, report)
@@ -80,29 +112,17 @@ def load_gradient(folder: Path | str) -> dict[str, Any]:
             "always records it; in a loop of one's own, leadline.training.GradientShare(model) does: "
             "share.add(share.measure()) after the last backward of each step, share.save(folder) at the end"
         )
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LeadlineError(f"can't read {path}: {error}; remove it to go on without a record") from error
-    if not isinstance(content, dict) or not isinstance(content.get("share"), list):
-        raise LeadlineError(f"{path} is damaged: it should hold an object with a list `share`")
-    for name, shares in _lists(content, path):
-        for share in shares if isinstance(shares, list) else ():
-            if share is not None and not _is_share(share):
-                raise LeadlineError(
-                    f"{path} is damaged: {name} holds {str(share)[:40]!r}; a share is a number from 0, or null"
-                )
+    content = cast(dict[str, Any], read_json(path, GradientFile, advice="remove it to go on without a record"))
+    for name, shares in _lists(content):
+        for share in shares:
+            if share is not None and not 0 <= share <= LARGEST:
+                raise LeadlineError(f"{path} is damaged: {name} holds {share}; a share is a number from 0, or null")
+    check_sum(path)
     return content
 
 
-def _lists(content: dict[str, Any], path: Path) -> list[tuple[str, Any]]:
+def _lists(content: dict[str, Any]) -> list[tuple[str, list[float | None]]]:
     """Every list of shares by what it is called."""
     definitions = content.get("definitions", {})
-    if not isinstance(definitions, dict) or not all(isinstance(one, dict) for one in definitions.values()):
-        raise LeadlineError(f"{path} is damaged: definitions should hold shares by unit and by the definition's name")
     by_name = {f"definitions {kind} {name}": v for kind, one in definitions.items() for name, v in one.items()}
-    return [*((name, content.get(name)) for name in SHARES), *by_name.items()]
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST
+    return [*((name, content.get(name, [])) for name in SHARES), *by_name.items()]

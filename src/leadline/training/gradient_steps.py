@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from leadline.errors import LeadlineError, UsageError
+from leadline.files import check_sum
 from leadline.models.saving import write_tensors
 
 NORMS = "gradient_norms.safetensors"
@@ -94,6 +95,7 @@ def load_norms(folder: Path | str) -> StepNorms:
     for part, dims, kind in zip(norms, (1, 1, 2, 2), (np.int64, *[np.float32] * 3), strict=True):
         if part.ndim != dims or part.dtype != kind or len(part) != len(norms.step):
             raise LeadlineError(f"{path} is damaged: its entries do not fit each other; remove it to go on without it")
+    check_sum(path)
     return norms
 
 

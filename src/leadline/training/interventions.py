@@ -125,7 +125,7 @@ def notes(config: RunConfig, model: DecoderConfig, skip: LayerSkip) -> list[str]
             "and evaluation runs them all"
         )
     if skip.exits:
-        exits = sum(skip.counts()) / skip.steps
+        exits = skip.mean_exits
         said.append(
             f"{exits:.1f} early exits a step on average add about {3 * exits * count_flops(model).head:,.0f} FLOPs "
             "a token for the head, which the FLOPs don't count; the loss that is told is the final one, and the early "

@@ -10,8 +10,10 @@ of a step's exits add up to `exit_loss`, so that the exits together weigh the sa
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import hashlib
+import itertools
 import math
 from typing import Any
 
@@ -77,9 +79,13 @@ class LayerSkip:
             every = min(self.every, len(early))
             return [m for m in early if m % every == step % every]
         if self.config.exit_curriculum == "gradual":
-            done = step / max(1.0, GRADUAL_SHARE * self.steps)
-            return list(early)[-max(1, math.ceil(min(1.0, done) * len(early))) :]
+            return list(early)[-self._gradual(step) :]
         return list(early)
+
+    def _gradual(self, step: int) -> int:
+        """How many exits step `step` of the gradual curriculum has; never fewer than the one before."""
+        done = step / max(1.0, GRADUAL_SHARE * self.steps)
+        return max(1, math.ceil(min(1.0, done) * (self.blocks - 1)))
 
     @property
     def every(self) -> int:
@@ -92,16 +98,35 @@ class LayerSkip:
         These are the w_m of `φ_l = Σ_{m≥l} w_m (m − l + 1)`.
         """
         sums = [0.0] * self.blocks
-        if self.exits:
-            for step in range(1, self.steps + 1):
-                for block, weight in self.weights(step).items():
-                    sums[block] += weight
+        for step, steps in self._kinds():
+            for block, weight in self.weights(step).items():
+                sums[block] += weight * steps
         means = [total / self.steps for total in sums]
         return [*means[:-1], 1.0]
 
-    def counts(self) -> list[int]:
-        """How many early exits each step has."""
-        return [len(self.weights(step)) for step in range(1, self.steps + 1)] if self.exits else [0] * self.steps
+    @property
+    def most_exits(self) -> int:
+        """How many early exits a step has at most."""
+        return max(len(self.weights(step)) for step, _ in self._kinds())
+
+    @property
+    def mean_exits(self) -> float:
+        """How many early exits a step has on average."""
+        return sum(len(self.weights(step)) * steps for step, steps in self._kinds()) / self.steps
+
+    def _kinds(self) -> list[tuple[int, int]]:
+        """One step of each set of exits that the run has, and how many of its steps have the same; a handful of any
+        number of steps.
+        """
+        if self.exits and self.config.exit_curriculum == "rotational":
+            every = min(self.every, self.blocks - 1)
+            return [(first, (self.steps - first) // every + 1) for first in range(1, min(every, self.steps) + 1)]
+        if self.exits and self.config.exit_curriculum == "gradual":
+            steps, firsts = range(1, self.steps + 1), [1]
+            while (more := bisect.bisect_right(steps, self._gradual(firsts[-1]), key=self._gradual)) < self.steps:
+                firsts.append(more + 1)
+            return [(step, after - step) for step, after in itertools.pairwise([*firsts, self.steps + 1])]
+        return [(1, self.steps)]
 
     def describe(self) -> dict[str, Any]:
         """What `run.json` says of it."""

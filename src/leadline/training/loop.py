@@ -14,8 +14,9 @@ import torch
 from leadline.config import to_dict
 from leadline.data import Loader
 from leadline.designs import count_flops, count_parameters
-from leadline.errors import LeadlineError, UsageError
-from leadline.files import write_json
+from leadline.errors import LeadlineError
+from leadline.files import forget_sums, write_json, write_sums
+from leadline.interrupt import catch_interrupt
 from leadline.models import Decoder
 from leadline.models.compiling import eager_blocks
 from leadline.ops import use_backend
@@ -23,6 +24,8 @@ from leadline.ops.choice import check_backend
 from leadline.probes import DepthRecord
 from leadline.training.checkpoint import (
     Resume,
+    State,
+    check_position,
     checkpoints,
     choose_checkpoint,
     drop_later,
@@ -35,15 +38,14 @@ from leadline.training.gradient_detail import Diversity, detail_of
 from leadline.training.gradient_file import write_gradient
 from leadline.training.gradient_share import GradientShare
 from leadline.training.gradient_steps import find_norms, share_of
-from leadline.training.interrupt import catch_interrupt
 from leadline.training.interventions import equalise, equalised_updates
 from leadline.training.memory import keep_freed_memory, peak_memory
 from leadline.training.optimiser import make_optimiser, rate_at, warmup_steps
-from leadline.training.records import Lines
+from leadline.training.records import EVALS, STEPS, Lines
 from leadline.training.resolve import Run, decide, usable_device
-from leadline.training.run_folder import RUN_FILE, claim
+from leadline.training.run_folder import check_there, run_in
 from leadline.training.step import Passes
-from leadline.training.summary import Summary, read_summary
+from leadline.training.summary import SUMMARY, Summary, read_summary
 from leadline.training.tensorboard import Events, require_tensorboard
 
 SAVE_SECONDS = 600.0
@@ -80,22 +82,20 @@ def train(
     """
     out = Path(out)
     run = decide(config)
-    if resume == "never" and (out / RUN_FILE).exists():
-        raise UsageError(f"--resume never: --out {out} holds a run already; continue it, or name another folder")
     check_backend(config.backend, usable_device(config.device).type)
     if config.tensorboard:
         require_tensorboard()
     if resume == "previous":
         choose_checkpoint(out, resume)
-    claim(out, run)
-    if (out / "summary.json").is_file() and resume != "previous":
-        return read_summary(out / "summary.json")
-    try:
-        return Trainer(run, out, on_step, on_evaluation, resume=resume).train()
-    except torch.OutOfMemoryError as error:
-        raise LeadlineError(
-            f"{config.device} has too little memory for this run; a larger --accumulation or --recompute needs less"
-        ) from error
+    with run_in(out, run, new=resume == "never"):
+        if (out / SUMMARY).is_file() and resume != "previous":
+            return read_summary(out / SUMMARY)
+        try:
+            return Trainer(run, out, on_step, on_evaluation, resume=resume).train()
+        except torch.OutOfMemoryError as error:
+            raise LeadlineError(
+                f"{config.device} has too little memory for this run; a larger --accumulation or --recompute needs less"
+            ) from error
 
 
 class Trainer:
@@ -136,9 +136,11 @@ class Trainer:
         self._saved = -1
         self._saved_at = time.monotonic()
         self._restore(resume)
-        self.steps_file = Lines(out / "steps.jsonl", self.step)
+        forget_sums(out)  # of a run that had ended, whose records change now
+        self.steps_file = Lines(out / STEPS, self.step)
+        self.steps_file.check(self.step, self.train_loss)
         # The evaluation at the end comes after the last step; a run stopped between the two makes it once more.
-        self.evals_file = Lines(out / "evals.jsonl", self.step if self.step < run.steps else self.step - 1)
+        self.evals_file = Lines(out / EVALS, self.step if self.step < run.steps else self.step - 1)
         self.depth_file = Lines(out / "depth.jsonl", self.step)
         self.events = Events(out / "tensorboard", self.step) if config.tensorboard else None
         self.refresh_every = min(max(run.steps // 50, 1), 1000)
@@ -150,10 +152,11 @@ class Trainer:
         try:
             state = load_checkpoint(chosen, self.model, self.optimiser, self.device)
             self.loader.load(state["loader"])
+            check_position(state, self.loader.windows, self.run.batch_size)
             self.share.load(state["gradient"], find_norms(chosen))
             if self.equalised is not None:
                 self.equalised.load(state["equalised"])
-        except (LeadlineError, KeyError, TypeError, ValueError) as error:
+        except (LeadlineError, KeyError, TypeError, ValueError, RuntimeError) as error:
             older = resume != "previous" and len(checkpoints(self.out)) > 1
             advice = "--resume previous goes on from the checkpoint before it" if older else "start in another folder"
             raise LeadlineError(f"can't go on from {chosen}: {error}; {advice}") from error
@@ -315,9 +318,10 @@ class Trainer:
         """Writes a checkpoint of the step at hand, once."""
         for lines in (self.steps_file, self.evals_file, self.depth_file):
             lines.flush()
+        check_there(self.out)
         if self._saved == self.step:
             return
-        state = {
+        state: State = {
             "step": self.step,
             "seconds": self.seconds,
             "train_loss": self.train_loss,
@@ -368,7 +372,8 @@ class Trainer:
         )
         try:
             write_gradient(self.out, self._gradient(), self.share.norms())
-            write_json(self.out / "summary.json", to_dict(summary))
+            write_json(self.out / SUMMARY, to_dict(summary))
+            write_sums(self.out)
         except OSError as error:
             raise LeadlineError(f"can't write the summary into {self.out}: {error.strerror or error}") from error
         return summary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -83,24 +84,39 @@ def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dic
     return tensors
 
 
-def load_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def load_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """The inverse of `optimiser_tensors`. An optimiser that was saved before its first step has no state.
+
+    Args:
+        tensors: by name; each is copied before the next is asked for.
 
     Raises:
         KeyError: a parameter's state is missing.
+        ValueError: it is another parameter's.
     """
-    keys = _keys(optimiser)
-    if not keys or not any(key.endswith(f":{keys[0]}") for key in tensors):
-        return
-    for name, parameter in model.named_parameters():
-        if f"{name}:{NO_STATE}" in tensors:
+    keys, parameters = _keys(optimiser), dict(model.named_parameters())
+    states: dict[str, dict[str, Tensor]] = {}
+    for full, value in tensors:
+        name, _, key = full.rpartition(":")
+        parameter = parameters.get(name)
+        if parameter is None:
             continue
-        state = {}
-        for key in keys:
-            value = tensors[f"{name}:{key}"]
+        state = states.setdefault(name, {})
+        if key in keys:
+            if key != "step" and (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
+                raise ValueError(f"{full} is not of the parameter's shape and type")
             # Copied: a file's tensors lie unaligned in memory, and sums over them round differently.
             state[key] = value.to(parameter.device, copy=True)
-        optimiser.state[parameter] = state
+        del value  # before the next is read
+    if not keys or not any(states.values()):
+        return
+    for name, parameter in parameters.items():
+        kept = states.get(name)
+        lacking = [key for key in keys if kept is None or (kept and key not in kept)]
+        if lacking:
+            raise KeyError(f"{name}:{lacking[0]}")
+        if kept:
+            optimiser.state[parameter] = {key: kept[key] for key in keys}
 
 
 def _keys(optimiser: torch.optim.Optimizer) -> tuple[str, ...]:

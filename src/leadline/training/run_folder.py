@@ -2,60 +2,82 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from leadline.config import to_dict
 from leadline.data import Tokenizer, load_tokenizer
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_folder, write_json
+from leadline.lock import LOCK_FILE, claimed
 from leadline.models import Decoder
+from leadline.reading import read_json
 from leadline.training.checkpoint import find_checkpoint
 from leadline.training.config import FREE, RunConfig, option
 from leadline.training.resolve import Run
 
 RUN_FILE = "run.json"
-OURS = {"job.json", "worker.log", "failed.json"}
-"""What a comparison puts into a run's folder before the run begins."""
+OURS = {"job.json", "worker.log", "failed.json", LOCK_FILE}
+"""What may be in a run's folder before the run begins."""
 
 
-def claim(out: Path, run: Run) -> None:
-    """Makes the folder this run's, or makes sure that it is.
+@contextlib.contextmanager
+def run_in(out: Path, run: Run, *, new: bool = False) -> Iterator[None]:
+    """Makes the folder this run's, or makes sure that it is, and holds it: no other process trains in it meanwhile.
+
+    Args:
+        new: a run that is there is an error, even the same one.
 
     Raises:
         UsageError: another run, or something else, is there; what differs is named.
-        LeadlineError: the folder can't be written.
+        LeadlineError: the folder can't be written, or another process trains in it.
     """
-    check_folder(out, "--out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
+
+    def check() -> None:
+        check_free(out)
         if (out / RUN_FILE).exists():
+            if new:
+                raise UsageError(
+                    f"--resume never: --out {out} holds a run already; continue it, or name another folder"
+                )
             _same(out, run)
-        elif any(path.name not in OURS for path in out.iterdir()):
-            raise UsageError(f"--out {out} holds something that is no run; name a new or empty folder")
-        write_json(out / RUN_FILE, run.describe())
-        run.data.tokenizer.save(out)
-    except OSError as error:
-        raise LeadlineError(f"can't write to --out {out}: {error.strerror or error}") from error
+
+    with claimed(out, "train", check):
+        try:
+            write_json(out / RUN_FILE, run.describe())
+            run.data.tokenizer.save(out)
+        except OSError as error:
+            raise LeadlineError(f"can't write to --out {out}: {error.strerror or error}") from error
+        yield
+
+
+def check_free(out: Path) -> None:
+    """Raises UsageError where the folder is a file, or holds something that is no run."""
+    check_folder(out, "--out")
+    if not (out / RUN_FILE).exists() and out.exists() and any(path.name not in OURS for path in out.iterdir()):
+        raise UsageError(f"--out {out} holds something that is no run; name a new or empty folder")
+
+
+def check_there(out: Path) -> None:
+    """Raises LeadlineError where the folder of a run under way is no longer its."""
+    if not (out / RUN_FILE).is_file():
+        raise LeadlineError(f"{out / RUN_FILE} was removed while the run went on; nothing more is written there")
 
 
 def _same(out: Path, run: Run) -> None:
     old = read_run_file(out)
-    kept, wanted = old.get("config", {}), to_dict(run.config)
-    if not isinstance(kept, dict) or not isinstance(kept.get("shape", {}), dict):
-        raise LeadlineError(f"{out / RUN_FILE} is damaged: config should be an object; name another folder")
     # What a run of an earlier version doesn't name was not there yet, so it ran with the default.
-    kept, wanted = _flat({**_defaults(), **kept}), _flat(wanted)
+    kept, wanted = _flat({**_defaults(), **old["config"]}), _flat(to_dict(run.config))
     for name in {**wanted, **kept}:
         if name not in FREE and kept.get(name) != wanted.get(name):
             raise UsageError(
                 f"--out {out} holds a run with {option(name)} {_said(kept.get(name))}, not {_said(wanted.get(name))}; "
                 "continue it with its own options, or name another folder"
             )
-    data = old.get("data")
-    if not isinstance(data, dict) or data.get("hash") != run.data.hash:
+    if old.get("data", {}).get("hash") != run.data.hash:
         raise UsageError(f"--out {out} holds a run on other data; --data {run.config.data} has changed since")
 
 
@@ -73,23 +95,39 @@ def _said(value: Any) -> str:
     return "unset" if value is None else str(value)
 
 
-def read_run_file(out: Path) -> dict[str, Any]:
+class RunConfigFile(TypedDict):
+    """What is read of a run's configuration by name; the whole is compared."""
+
+    seed: NotRequired[int]
+    learning_rate: NotRequired[float | None]
+    shape: NotRequired[dict[str, Any]]
+
+
+class LayerSkipFile(TypedDict):
+    """What LayerSkip training says of itself."""
+
+    exit_weights: list[float]
+
+
+class RunFile(TypedDict):
+    """The content of `run.json`."""
+
+    config: RunConfigFile
+    data: NotRequired[dict[str, Any]]
+    layerskip: NotRequired[LayerSkipFile | None]
+
+
+def read_run_file(out: Path) -> RunFile:
     """The content of `run.json`.
 
     Raises:
         UsageError: there is no such folder or file.
         LeadlineError: the file is damaged.
     """
-    path = out / RUN_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(out / RUN_FILE, RunFile, advice="name another folder")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(f"{out} is no run's folder: {RUN_FILE} is missing") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise LeadlineError(f"can't read {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise LeadlineError(f"{path} is damaged: it should hold an object")
-    return content
 
 
 def load_model(path: Path | str, checkpoint: int | None = None) -> tuple[Decoder, Tokenizer]:

@@ -49,7 +49,7 @@ class Passes:
         self.hidden = torch.compile(model.hidden) if compiled else model.hidden
         self.exits = torch.compile(model.exits) if compiled else model.exits
         tokens = run.batch_size // config.accumulation * run.context
-        heads = 1 + max(self.layerskip.counts(), default=0)
+        heads = 1 + self.layerskip.most_exits
         self.loss_chunk = chunk_for(tokens, run.model.vocab_size * heads, config.loss_chunk)
 
     def gradients(

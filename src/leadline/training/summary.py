@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 from leadline.errors import LeadlineError
+from leadline.files import check_sum
+from leadline.reading import read_json
+
+SUMMARY = "summary.json"
+ADVICE = "remove it to finish the run again"
+NEVER_BELOW_0 = (
+    "loss",
+    "bits_per_byte",
+    "train_loss",
+    "steps",
+    "tokens",
+    "tokens_per_second",
+    "peak_memory_bytes",
+    "parameters",
+    "flops_per_token",
+    "depth_flops_per_token",
+    "seconds",
+    "learning_rate",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,13 +58,15 @@ class Summary:
 
 
 def read_summary(path: Path) -> Summary:
-    """The summary in a file.
+    """The summary in a file; what another kind of run says beside it is passed over.
 
     Raises:
+        FileNotFoundError: there is none.
         LeadlineError: it is damaged.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Summary(**{**content, "notes": tuple(content["notes"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LeadlineError(f"{path} is damaged ({error}); remove it to finish the run again") from error
+    summary = read_json(path, Summary, more=True, advice=ADVICE)
+    below = [f"{name} is {value}" for name in NEVER_BELOW_0 if (value := getattr(summary, name)) < 0]
+    if below:
+        raise LeadlineError(f"{path} is damaged: {', '.join(below)}; {ADVICE}")
+    check_sum(path)
+    return summary

@@ -130,4 +130,4 @@ def run(asked: Pruning) -> int:
         say=Progress(),
     )
     print_findings(results, asked.out)
-    return 1 if results["failed"] else 0
+    return 1 if results["failed"] or results["arm"]["status"] != "ok" else 0

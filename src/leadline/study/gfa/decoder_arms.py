@@ -143,7 +143,7 @@ def _cost(run: Run, wish: GfaWish) -> float:
     if skip.drops:
         training *= 1 - sum(skip.rates()) / len(skip.rates())
     if skip.exits:
-        training += 3.0 * flops.head * sum(skip.counts()) / steps
+        training += 3.0 * flops.head * skip.mean_exits
         evaluation += flops.head * len(skip.rates())
     if run.config.gradient_every:
         training *= 1 + DETAIL_STEPS / run.config.gradient_every

@@ -42,7 +42,6 @@ headline, sentences, judgements  the verdicts
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,12 +53,14 @@ from leadline.compare.machine import cores
 from leadline.compare.progress import display_for
 from leadline.compare.results import finite
 from leadline.errors import LeadlineError
+from leadline.files import check_sum
+from leadline.reading import read_json
 from leadline.study import results as shared
 from leadline.study.folder import at_work
 from leadline.study.gfa.arm import ArmPlan, amount_of
 from leadline.study.gfa.estimate import estimate_words
 from leadline.study.gfa.late import against, late_importance
-from leadline.study.gfa.measure import MEASURE_FILE
+from leadline.study.gfa.measure import MEASURE_FILE, MeasureFile
 from leadline.study.gfa.page import make_page
 from leadline.study.gfa.plan import GfaPlan
 from leadline.study.gfa.registry import ARMS
@@ -67,10 +68,13 @@ from leadline.study.gfa.shares import beside, by_definition, by_phase, fits, sha
 from leadline.study.gfa.statistics import late_count, paired
 from leadline.study.gfa.verdict import judge
 from leadline.study.gfa.verdict_fan_in import parts
+from leadline.training.gradient_file import GRADIENT
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
 
+SHARES_READ = ("share", "share_per_parameter", "sublayer_share", "steps", "steps_without_gradient")
+"""Of a run's `gradient.json`."""
 WORKER = ("-m", "leadline.study.gfa.worker")
 
 
@@ -204,14 +208,14 @@ def _run(result: RunResult, seed: int, out: Path) -> dict[str, Any] | None:
     """What one run's folder says; None where it did not finish or was not measured."""
     if result.summary is None or result.gradient is None:
         return None
-    path = result.folder / MEASURE_FILE
     try:
-        own = json.loads(path.read_text(encoding="utf-8"))
+        own = read_json(result.folder / MEASURE_FILE, MeasureFile, advice="remove it to measure this run again")
+        check_sum(result.folder / MEASURE_FILE)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise LeadlineError(f"{path} is damaged ({error}); remove it to measure this run again") from error
     gradient = result.gradient
+    if lacking := [name for name in SHARES_READ if name not in gradient]:
+        raise LeadlineError(f"{result.folder / GRADIENT} is damaged: it lacks {', '.join(lacking)}")
     details = gradient.get("details") or []
     return {
         "seed": seed,
@@ -223,9 +227,13 @@ def _run(result: RunResult, seed: int, out: Path) -> dict[str, Any] | None:
         **shares_of(result.folder, gradient),
         "equalised_share": (gradient.get("equalised") or {}).get("share"),
         "steps_without_gradient": gradient["steps_without_gradient"]["block"],
-        "effective_rank": mean_of([detail["effective_rank"] for detail in details]),
-        "cosine": mean_of([detail["cosine"] for detail in details]),
-        **{name: own[name] for name in ("fan_in", "order", "exit_weights", "delta", "place_delta")},
+        "effective_rank": mean_of([detail.get("effective_rank") for detail in details]),
+        "cosine": mean_of([detail.get("cosine") for detail in details]),
+        "fan_in": own["fan_in"],
+        "order": own["order"],
+        "exit_weights": own["exit_weights"],
+        "delta": own["delta"],
+        "place_delta": own["place_delta"],
     }
 
 

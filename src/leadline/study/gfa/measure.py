@@ -14,14 +14,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from leadline.probes import LossRise, TokenBatch, fan_in
 from leadline.probes.ablation import sequence_losses
 from leadline.probes.watch import measuring
 from leadline.stacks import Stack, Unit, stack_of
+from leadline.training.records import Shares
 
 MEASURE_FILE = "gfa.json"
+
+
+class Delta(TypedDict):
+    """ΔM by block or place."""
+
+    nats: Shares
+    low: Shares
+    high: Shares
+
+
+class MeasureFile(TypedDict):
+    """What is read of `gfa.json`; runs on images have more."""
+
+    blocks: int
+    order: list[int]
+    loss: float
+    delta: Delta
+    place_delta: Delta | None
+    fan_in: Shares
+    exit_weights: list[float] | None
+
+
 BATCH_TOKENS = 2048
 
 

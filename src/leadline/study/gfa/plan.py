@@ -106,6 +106,11 @@ def make_plan(wish: GfaWish, data: DataSet) -> GfaPlan:
         check_backend(wish.backend, wish.device.partition(":")[0])
     if wish.images != GfaWish.images and all(kind.loss_per == "byte" for kind in kinds):
         raise UsageError(f"--images {wish.images} goes with the arm resnet50, which is not among --arms")
+    skipping = {"--layer-dropout": wish.layer_dropout, "--exit-loss": wish.exit_loss}
+    usual = {"--layer-dropout": GfaWish.layer_dropout, "--exit-loss": GfaWish.exit_loss}
+    if skipping != usual and all(kind.name != "layerskip" for kind in kinds):
+        said = " and ".join(f"{option} {value:g}" for option, value in skipping.items() if value != usual[option])
+        raise UsageError(f"{said} goes with the arm layerskip, which is not among --arms")
     wish = _filled(wish)
     rates = parse_rates(wish.rates, [kind.name for kind in kinds])
     repeat = wish.repeat or ""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from leadline.compare.worker import say, work
-from leadline.files import write_json
+from leadline.files import write_json_with_sum
 from leadline.study.gfa.measure import MEASURE_FILE
 from leadline.study.gfa.registry import arm_named
 
@@ -28,7 +28,7 @@ def _train_and_measure(folder: Path, job: dict[str, Any]) -> None:
         arm.train(folder, job["config"])
     if not (folder / MEASURE_FILE).is_file():
         say("measuring")
-        write_json(folder / MEASURE_FILE, arm.measure(folder, job["config"], job["ablation_tokens"]))
+        write_json_with_sum(folder / MEASURE_FILE, arm.measure(folder, job["config"], job["ablation_tokens"]))
 
 
 if __name__ == "__main__":

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from leadline.config import to_dict
 from leadline.data.images import ImageSet
 from leadline.errors import LeadlineError, UsageError
-from leadline.files import check_folder, write_json
+from leadline.files import write_json
+from leadline.lock import claimed
+from leadline.reading import read_json
 from leadline.study.images.config import ImageRunConfig
-from leadline.training.run_folder import OURS, RUN_FILE
+from leadline.training.run_folder import RUN_FILE, check_free
 
 FREE = ("device", "checkpoint_every", "keep")
 """What may change when a run goes on."""
 
 
-def claim(out: Path, config: ImageRunConfig, images: ImageSet) -> None:
-    """Makes the folder this run's, or makes sure that it is.
+@contextlib.contextmanager
+def run_in(out: Path, config: ImageRunConfig, images: ImageSet) -> Iterator[None]:
+    """Makes the folder this run's, or makes sure that it is, and holds it: no other process trains in it meanwhile.
 
     Raises:
         UsageError: another run, or something else, is there; what differs is named.
-        LeadlineError: the folder can't be written, or is damaged.
+        LeadlineError: the folder can't be written, is damaged, or another process trains in it.
     """
-    check_folder(out, "--out")
     content = {
         "config": to_dict(config),
         "model": to_dict(config.model(images)),
@@ -37,22 +40,25 @@ def claim(out: Path, config: ImageRunConfig, images: ImageSet) -> None:
             "heldout": len(images.heldout.labels),
         },
     }
-    path = out / RUN_FILE
-    if path.is_file():
-        old = read_object(path)
-        before, now = _fixed(old), _fixed(content)
-        different = [name for name in now if before.get(name) != now[name]]
-        if different:
-            name = different[0]
-            raise UsageError(
-                f"--out {out} holds a run with {name}={before.get(name)}, not {now[name]}; name another folder"
-            )
-    try:
-        if not path.is_file() and out.is_dir() and any(entry.name not in OURS for entry in out.iterdir()):
-            raise UsageError(f"--out {out} holds something that is no run; name a new or empty folder")
-        write_json(path, content)
-    except OSError as error:
-        raise LeadlineError(f"can't write to --out {out}: {error.strerror or error}") from error
+    with claimed(out, "train", lambda: _check(out, content)):
+        try:
+            write_json(out / RUN_FILE, content)
+        except OSError as error:
+            raise LeadlineError(f"can't write to --out {out}: {error.strerror or error}") from error
+        yield
+
+
+def _check(out: Path, content: dict[str, Any]) -> None:
+    check_free(out)
+    if not (out / RUN_FILE).exists():
+        return
+    before, now = _fixed(read_json(out / RUN_FILE, dict[str, Any], advice="start in another folder")), _fixed(content)
+    different = [name for name in now if before.get(name) != now[name]]
+    if different:
+        name = different[0]
+        raise UsageError(
+            f"--out {out} holds a run with {name}={before.get(name)}, not {now[name]}; name another folder"
+        )
 
 
 def _fixed(content: dict[str, Any]) -> dict[str, Any]:
@@ -62,14 +68,3 @@ def _fixed(content: dict[str, Any]) -> dict[str, Any]:
         return {**config, "image data": content["images"]["hash"]}
     except (KeyError, TypeError, AttributeError):
         return {}
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object in a file. Raises LeadlineError where it is damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LeadlineError(f"{path} is damaged ({error}); start in another folder") from error
-    if not isinstance(content, dict):
-        raise LeadlineError(f"{path} is damaged: it should hold an object; start in another folder")
-    return content

@@ -5,6 +5,7 @@ the place of a token: `run.json`, `steps.jsonl`, `evals.jsonl`, `gradient.json`,
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -17,22 +18,24 @@ from torch import nn
 from leadline.config import to_dict
 from leadline.data.images import ImageBatch, ImageLoader, ImageSet, evaluation_images
 from leadline.errors import LeadlineError
-from leadline.files import write_json
+from leadline.files import check_sum, forget_sums, write_json, write_sums
+from leadline.interrupt import catch_interrupt
 from leadline.models.resnet import ResNet, count_forward_flops
 from leadline.probes.watch import measuring
+from leadline.reading import read_json
 from leadline.study.images.config import ImageRunConfig
-from leadline.study.images.folder import claim, read_object
+from leadline.study.images.folder import run_in
 from leadline.training import Diversity, GradientShare, Summary
-from leadline.training.checkpoint import choose_checkpoint, load_checkpoint, save_checkpoint
+from leadline.training.checkpoint import State, check_position, choose_checkpoint, load_checkpoint, save_checkpoint
 from leadline.training.gradient_detail import detail_of
 from leadline.training.gradient_file import write_gradient
 from leadline.training.gradient_norms import Norms
 from leadline.training.gradient_steps import find_norms
-from leadline.training.interrupt import catch_interrupt
 from leadline.training.memory import peak_memory
 from leadline.training.optimiser import split_by_decay
-from leadline.training.records import Lines
+from leadline.training.records import EVALS, STEPS, Lines
 from leadline.training.resolve import usable_device
+from leadline.training.summary import ADVICE, SUMMARY
 
 EVALUATION_BATCH = 100
 PIECES = 4
@@ -49,6 +52,17 @@ class Scores(NamedTuple):
     """Held-out loss in nats an image, and the share of images whose likeliest class is the right one."""
 
     loss: float
+    accuracy: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageSummary(Summary):
+    """What a finished run on images says of itself.
+
+    Attributes:
+        accuracy: the share of held-out images whose likeliest class is the right one.
+    """
+
     accuracy: float
 
 
@@ -88,11 +102,13 @@ def train_images(config: ImageRunConfig, out: Path | str, *, on_step: OnStep | N
     out = Path(out)
     images = config.open_images()
     usable_device(config.device)
-    claim(out, config, images)
-    summary = out / "summary.json"
-    if summary.is_file():
-        return read_object(summary)
-    return ImageTrainer(config, images, out, on_step).train()
+    with run_in(out, config, images):
+        summary = out / SUMMARY
+        if summary.is_file():
+            found: dict[str, Any] = to_dict(read_json(summary, ImageSummary, advice=ADVICE))
+            check_sum(summary)
+            return found
+        return ImageTrainer(config, images, out, on_step).train()
 
 
 class ImageTrainer:
@@ -115,8 +131,10 @@ class ImageTrainer:
         self.loader = ImageLoader(images, config.batch_size, config.seed)
         self.step, self.seconds, self.train_loss = 0, 0.0, 0.0
         self._restore()
-        self.steps_file = Lines(out / "steps.jsonl", self.step)
-        self.evals_file = Lines(out / "evals.jsonl", self.step if self.step < config.steps else self.step - 1)
+        forget_sums(out)
+        self.steps_file = Lines(out / STEPS, self.step)
+        self.steps_file.check(self.step, self.train_loss)
+        self.evals_file = Lines(out / EVALS, self.step if self.step < config.steps else self.step - 1)
 
     def _restore(self) -> None:
         chosen = choose_checkpoint(self.out, "newest")
@@ -125,8 +143,9 @@ class ImageTrainer:
         try:
             state = load_checkpoint(chosen, self.model, self.optimiser, self.device)
             self.loader.load(state["loader"])
+            check_position(state, len(self.images.train.labels), self.config.batch_size)
             self.share.load(state["gradient"], find_norms(chosen))
-        except (LeadlineError, KeyError, TypeError, ValueError) as error:
+        except (LeadlineError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise LeadlineError(f"can't go on from {chosen}: {error}; start in another folder") from error
         self.step, self.seconds, self.train_loss = state["step"], state["seconds"], state["train_loss"]
 
@@ -217,7 +236,7 @@ class ImageTrainer:
         """Writes a checkpoint of the step at hand, and the gradient share."""
         for lines in (self.steps_file, self.evals_file):
             lines.flush()
-        state = {
+        state: State = {
             "step": self.step,
             "seconds": self.seconds,
             "train_loss": self.train_loss,
@@ -233,7 +252,7 @@ class ImageTrainer:
         self.evals_file.flush()
         config, size = self.config, self.images.shape[1]
         images = self.step * config.batch_size
-        summary = Summary(
+        summary = ImageSummary(
             loss=scores.loss,
             bits_per_byte=scores.loss / math.log(2),
             train_loss=self.train_loss,
@@ -247,11 +266,13 @@ class ImageTrainer:
             seconds=self.seconds,
             learning_rate=config.learning_rate,
             notes=NOTES,
+            accuracy=scores.accuracy,
         )
-        content = {**to_dict(summary), "accuracy": scores.accuracy}
+        content: dict[str, Any] = to_dict(summary)
         write_gradient(self.out, self.share.report(), self.share.norms())
         try:
-            write_json(self.out / "summary.json", content)
+            write_json(self.out / SUMMARY, content)
+            write_sums(self.out)
         except OSError as error:
             raise LeadlineError(f"can't write the summary into {self.out}: {error.strerror or error}") from error
         return content
