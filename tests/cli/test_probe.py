@@ -320,3 +320,43 @@ def test_progress_on_a_terminal_is_one_line_that_goes_away() -> None:
     progress("plain", "lens", 1, 3)
     progress.close()
     assert stream.getvalue() == "\r\x1b[Kplain: lens, batch 1 of 3\r\x1b[K"
+
+
+def test_an_untrained_model_is_said_to_guess_and_a_trained_one_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five blocks on two thousand tokens: the text and the model from which wrong findings came."""
+    from leadline.training import RunConfig, train
+
+    (tmp_path / "text").mkdir()
+    for number in range(8):
+        words = " ".join(f"{TEXT}{number} {word}" for word in range(40))
+        (tmp_path / "text" / f"{number}.txt").write_text(words)
+    prepare(str(tmp_path / "text"), tmp_path / "data", tokenizer="bytes", heldout=0.5)
+    shape = {"blocks": 5, "dim": 24, "heads": 2, "kv_heads": 2, "head_dim": 12, "hidden": 32}
+    for name, steps, rate in (("untrained", 1, 1e-9), ("trained", 60, 0.01)):
+        config = RunConfig(
+            design="prenorm",
+            data=str(tmp_path / "data"),
+            shape=shape,
+            context=32,
+            batch_size=8,
+            tokens=256 * steps,
+            learning_rate=rate,
+            record_every=0,
+        )
+        train(config, tmp_path / name)
+        assert run(arguments(tmp_path / "data", tmp_path / "out", tmp_path / name, tokens="2k")) == 0
+        said = capsys.readouterr().out
+        page = " ".join(Structure((tmp_path / "out" / "report.html").read_text()).text)
+        guesses = name == "untrained"
+        for text in (said, page):
+            assert ("the loss is that of guessing among 256 tokens (ln 256 = 5.545)" in text) == guesses
+        assert ("needed least" in said or "no block can be told" in said) != guesses
+        assert not (guesses and "total ablation loss" in said)
+        blocks = json.loads((tmp_path / "out" / "results.json").read_text())["models"][0]["probe"]["ablation"]["blocks"]
+        ordered = sorted(zip(blocks["nats"], blocks["place_low"], blocks["place_high"], strict=True))
+        # Places follow the values, and the one needed least is among those that are named.
+        assert ordered[0][1] == 1
+        assert ordered[-1][2] == 5
+        assert all(low <= place <= high for place, (_, low, high) in enumerate(ordered, start=1))

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from leadline.cli.main import main
-from leadline.cli.train import Arguments, Pace, Progress, configuration, duration, progress
+from leadline.cli.train import Arguments, Pace, Progress, configuration, duration, plan_lines, progress
 from leadline.data import prepare
 from leadline.errors import UsageError
 from leadline.training import RunConfig
+from leadline.training.resolve import decide
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +39,15 @@ def test_a_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "96 tokens" in said.out
     assert "parameters" in said.out
     assert "FLOPs a token" in said.out
-    assert said.err.splitlines()[0].startswith("step 1/3  loss 5.")
-    assert said.err.splitlines()[-1].startswith("step 3/3  0 s left  loss 4.")
+    length, evaluations, first, *_ = said.err.splitlines()
+    assert length == "3 steps of 32 tokens"
+    assert evaluations == "an evaluation every step, on 16 held-out tokens of 304 (--evaluate-tokens sets how many)"
+    assert first.startswith("step 1/3  loss 5.")
+    evals = [json.loads(line) for line in (tmp_path / "run" / "evals.jsonl").read_text().splitlines()]
+    assert [line for line in said.err.splitlines() if "held-out loss" in line] == [
+        f"step {e['step']}  held-out loss {e['loss']:.4f}  {e['bits_per_byte']:.4f} bits per byte" for e in evals
+    ]
+    assert said.err.splitlines()[-2].startswith("step 3/3  0 s left  loss 4.")
     assert json.loads((tmp_path / "said.json").read_text()) == json.loads(
         (tmp_path / "run" / "summary.json").read_text()
     )
@@ -102,6 +110,29 @@ def test_options_reach_the_run(tmp_path: Path) -> None:
     assert defaults == RunConfig(design="mgr", data="sotu")
 
 
+def test_what_a_run_will_do_is_said_before_it(data: Path) -> None:
+    def lines(**more: Any) -> list[str]:
+        shape = {"blocks": 2, "dim": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "hidden": 12}
+        chosen = {"context": 16, "batch_size": 2, "tokens": 96, **more}
+        return plan_lines(decide(RunConfig(design="prenorm", data=str(data), shape=shape, **chosen)))
+
+    # The text has 19 windows of 16 tokens.
+    assert lines()[0] == "3 steps of 32 tokens"
+    assert lines(tokens=960)[0] == "30 steps of 32 tokens: 3.2 epochs of 304 tokens"
+    assert lines(tokens=304)[0] == "10 steps of 32 tokens: 1.1 epochs of 304 tokens"
+    assert lines(evaluate_tokens=10**6)[1] == "an evaluation every step, on 304 held-out tokens"
+    assert lines(tokens=960, evaluate_tokens=160)[1].startswith(
+        "an evaluation every 3 steps, on 160 held-out tokens of 304 ("
+    )
+    assert len(lines()) == 2
+    for more, what in (
+        ({"compile": True}, "compiling the model: "),
+        ({"compile_blocks": True}, "compiling the model: "),
+        ({"backend": "compiled"}, "compiling the operators along depth: "),
+    ):
+        assert lines(**more)[2].startswith(what)
+
+
 def test_steps_follow_the_presets_batch(tmp_path: Path) -> None:
     plain = Arguments(design="mgr", out=tmp_path, steps="10")
     assert configuration(plain).tokens == 10 * 1024
@@ -161,10 +192,12 @@ def test_a_live_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     with progress() as on_step:
         on_step(told(1))
         on_step(told(2))
+        on_step.evaluated({"step": 2, "loss": 2.25, "bits_per_byte": 3.25})
         on_step(told(100))
     said = capsys.readouterr().err
     assert "step 1/100" in said
     assert "step 2/100" not in said
+    assert "step 2  held-out loss 2.2500  3.2500 bits per byte" in said
     assert "step 100/100" in said
     # A narrow terminal cuts the line; it never wraps.
     assert "…" in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 
 import pytest
@@ -12,7 +14,7 @@ from leadline.drawing import inside, matrices
 from leadline.drawing.bars import Bar, bars
 from leadline.drawing.curves import Curve, Value, curves
 from leadline.drawing.lines import Panel
-from leadline.drawing.over_blocks import by_block, by_sublayer, over_blocks, series
+from leadline.drawing.over_blocks import by_block, by_sublayer, linear_below, over_blocks, series
 from leadline.drawing.pictures import Entry, Picture, Row
 from leadline.drawing.scatter import Cloud, scatter, together
 
@@ -47,20 +49,20 @@ def test_lines_of_models_of_different_depth_share_an_axis() -> None:
     assert picture is not None
     assert picture.numbers is not None
     assert picture.numbers.columns == ["deep", "wide"]
-    assert picture.numbers.rows[0] == ("1", ["1.00", "5.00"])
-    assert picture.numbers.rows[3] == ("4", ["4.00", "–"])
+    assert picture.numbers.rows[0] == ("0", ["1.00", "5.00"])
+    assert picture.numbers.rows[3] == ("3", ["4.00", "–"])
     circles = re.findall(r'<circle cx="([\d.]+)"[^>]*><title>(\w+) (\d)', picture.body)
     place = {(who, block): float(at) for at, who, block in circles}
-    assert place["deep", "2"] == place["wide", "2"] < place["deep", "4"]
+    assert place["deep", "1"] == place["wide", "1"] < place["deep", "3"]
 
 
 def test_a_line_has_its_shade_and_the_numbers_their_interval() -> None:
-    band = [(1.0, 0.5, 1.5), (2.0, 1.0, 9.0)]
+    band = [(0.0, 0.5, 1.5), (1.0, 1.0, 9.0)]
     picture = lines(Panel(title="", series=[series(A, by_block([1.0, 2.0]), band)]), decimals=1)
     assert picture is not None
     assert picture.numbers is not None
     assert 'class="band"' in picture.body
-    assert picture.numbers.rows[1] == ("2", ["2.0 (1.0 to 9.0)"])
+    assert picture.numbers.rows[1] == ("1", ["2.0 (1.0 to 9.0)"])
     # The axis has room for the shade.
     assert "8" in re.findall(r'class="tick" text-anchor="end">([\d.]+)<', picture.body)
 
@@ -70,24 +72,50 @@ def test_places_of_sublayers_have_names() -> None:
     assert picture is not None
     assert picture.numbers is not None
     assert [head for head, _ in picture.numbers.rows] == [
+        "block 0 attention",
+        "block 0 MLP",
         "block 1 attention",
         "block 1 MLP",
-        "block 2 attention",
-        "block 2 MLP",
         "readout",
     ]
 
 
-def test_what_has_no_place_on_a_logarithmic_axis_is_a_gap_or_lies_on_its_edge() -> None:
-    panel = Panel(title="", series=[series(A, by_block([1.0, -2.0, 10.0]))])
-    gap, edge = lines(panel, log=True), lines(panel, log=True, floor=0.1)
+def test_what_has_no_place_on_a_logarithmic_axis_is_a_gap() -> None:
+    gap = lines(Panel(title="", series=[series(A, by_block([1.0, -2.0, 10.0]))]), log=True)
     assert gap is not None
-    assert edge is not None
     assert gap.numbers is not None
-    assert edge.numbers is not None
-    assert gap.numbers.rows[1] == ("2", ["–"])
-    assert edge.numbers.rows[1] == ("2", ["−2.00"])
-    assert len(titles(edge.body)) == len(titles(gap.body)) + 1
+    assert gap.numbers.rows[1] == ("1", ["–"])
+
+
+def test_a_signed_logarithm_has_room_on_both_sides_of_zero() -> None:
+    values = [1.0, 0.1, 0.0, -0.1, -1.0]
+    picture = lines(Panel(title="", series=[series(A, by_block(values))]), linear=0.01)
+    assert picture is not None
+    heights = [float(y) for y in re.findall(r'cy="([\d.]+)" r="4"', picture.body)]
+    assert heights == sorted(heights)
+    steps = [below - above for above, below in itertools.pairwise(heights)]
+    # A decade is as wide on both sides and everywhere beyond the linear part.
+    assert steps[0] == pytest.approx(steps[3], abs=0.2)
+    assert steps[1] == pytest.approx(steps[2], abs=0.2)
+    assert steps[0] == pytest.approx(steps[1] * math.log(10) / math.asinh(10), abs=0.5)
+    assert {"−1", "−0.1", "0", "0.1", "1"} <= set(re.findall(r'class="tick" text-anchor="end">([^<]+)<', picture.body))
+    assert linear_below([2.0, -0.5]) == 0.001
+    assert linear_below([0.02, -0.03]) == pytest.approx(3e-4)
+    assert 0 < linear_below([]) <= linear_below([0.0])
+
+
+def test_gates_of_several_models_have_a_panel_each() -> None:
+    rows: list[Row] = [[], [0.1, 0.2], [0.1, 0.3]]
+    alone, several = (inside.gates([(Entry(index=i, name=f"m{i}"), rows) for i in range(n)]) for n in (1, 4))
+    assert alone is not None
+    assert several is not None
+    assert 'class="panel-title"' not in alone.body
+    wide = several.body[: several.body.index("</svg>")]
+    assert re.findall(r'class="panel-title">(\w+)<', wide) == ["m0", "m1", "m2", "m3"]
+    tops = [float(y) for y in re.findall(r'y="([\d.]+)" class="panel-title"', wide)]
+    assert tops[0] == tops[1] == tops[2] < tops[3]
+    assert 'class="end-label"' not in wide
+    assert 'class="end-label"' in alone.body
 
 
 def test_panels_are_columns_of_their_own() -> None:
@@ -121,14 +149,14 @@ def test_triangles_share_their_colours_and_have_numbers() -> None:
     assert picture.numbers is not None
     _, small, large = drawings(picture)
     assert small["class"] == large["class"] == "square"
-    assert titles(picture.body) == ["1 to readout: 0.200", "1 to 2: 0.400", "1 to readout: 0.100"]
+    assert titles(picture.body) == ["0 to readout: 0.200", "0 to 1: 0.400", "0 to readout: 0.100"]
     # 0.2 is half of 0.4, the strongest colour, though it is the largest of its own model.
     assert re.findall(r'class="(h\d+)"><title>', picture.body)[:2] == ["h12", "h23"]
     assert [head for head, _ in picture.numbers.rows] == [
-        "deep, 1",
+        "deep, 0",
         "deep, readout",
+        "wide, 0",
         "wide, 1",
-        "wide, 2",
         "wide, readout",
     ]
     assert picture.numbers.rows[0][1] == ["0.000", "0.200", "–"]
@@ -260,7 +288,7 @@ def test_what_connections_show_has_numbers_unless_they_are_not_wanted() -> None:
     weights = shown[0]
     assert weights is not None
     assert weights.numbers is not None
-    assert weights.numbers.rows[1] == ("deep, block 1 MLP", ["0.250", "0.750"])
+    assert weights.numbers.rows[1] == ("deep, block 0 MLP", ["0.250", "0.750"])
     assert weights.numbers.rows[2] == ("deep, readout", ["0.500", "0.500"])
     bare = inside.depth_weights([(A, rows)], numbers=False)
     assert bare is not None

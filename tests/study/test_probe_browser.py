@@ -63,3 +63,14 @@ def test_a_model_can_be_hidden(chromium: browser.Browser, report: Path) -> None:
     assert hidden == 0
     assert other > 20
     page.close()
+
+
+def test_a_table_that_is_wider_than_a_phone_shows_that_it_scrolls(chromium: browser.Browser, report: Path) -> None:
+    """A shadow on the edge beyond which the table goes on, and none where it ends."""
+    page = chromium.open(report, width=390, height=844)
+    table = "document.querySelector('.scroll')"
+    assert page.evaluate(f"{table}.scrollWidth > {table}.clientWidth")
+    style = page.evaluate(f"(s => [s.backgroundImage, s.backgroundAttachment])(getComputedStyle({table}))")
+    assert style[0].count("linear-gradient") == 4
+    assert style[1] == "local, local, scroll, scroll"
+    page.close()

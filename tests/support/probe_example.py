@@ -36,6 +36,7 @@ PROBE: dict[str, Any] = {
             "massive_ratio": [[10.0, 9.4], [12.0, 13.6], [20.0, 87.5]],
         },
         "residual_to_update": [0.07, 0.9, 1.4],
+        "growth": {"value": 0.97 / 0.52, "low": 1.8, "high": 1.95},
     },
     "similarity": {
         "tokens": 4096,
@@ -46,6 +47,8 @@ PROBE: dict[str, Any] = {
             [0.47, 0.33, 0.2, 0.0],
         ],
         "block_influence": [0.75, 0.29, 0.19],
+        "place_low": [3, 2, 1],
+        "place_high": [3, 2, 1],
         "window_influence": [[0.75, 0.29, 0.19], [0.84, 0.49], [0.91]],
         "cka": [
             [1.0, 0.41, 0.33, 0.3],
@@ -62,12 +65,15 @@ PROBE: dict[str, Any] = {
         "bits_per_byte": [4.18, 3.46, 2.74],
         "kl": [0.9, 0.4, 0.0],
         "agreement": [0.31, 0.6, 1.0],
+        "agreement_low": [0.28, 0.57, 1.0],
+        "agreement_high": [0.34, 0.63, 1.0],
         "entropy": [2.6, 2.2, 1.8],
         "final": {"loss": 1.9, "bits_per_byte": 2.74, "entropy": 1.8},
     },
     "gradients": {
         "batches": 8,
         "rank_batches": 4,
+        "first_half": {"value": 0.5, "low": 0.45, "high": 0.55},
         "blocks": {
             "parameters": [2304, 2304, 2304],
             "norm": [0.5, 0.3, 0.2],
@@ -79,6 +85,8 @@ PROBE: dict[str, Any] = {
             "zero": [0, 0, 0],
             "effective_rank": [6.5, 7.1, 8.8],
             "cosine": [0.35, 0.2, 0.12],
+            "place_low": [3, 2, 1],
+            "place_high": [3, 2, 1],
         },
         "sublayers": {
             "parameters": [[1040, 1264], [1040, 1264], [1040, 1264]],
@@ -96,6 +104,7 @@ PROBE: dict[str, Any] = {
         "sequences": 16,
         "loss": 1.9,
         "bits_per_byte": 2.74,
+        "first_half": {"value": 0.8, "low": 0.75, "high": 0.85},
         "blocks": {
             "nats": [1.4, 0.3, 0.05],
             "nats_low": [1.3, 0.26, 0.03],
@@ -103,6 +112,8 @@ PROBE: dict[str, Any] = {
             "bits_per_byte": [2.02, 0.43, 0.072],
             "bits_per_byte_low": [1.88, 0.38, 0.043],
             "bits_per_byte_high": [2.16, 0.5, 0.101],
+            "place_low": [3, 2, 1],
+            "place_high": [3, 2, 1],
         },
         "sublayers": {
             "nats": [[0.6, 0.7], [0.1, 0.15], [0.02, 0.04]],

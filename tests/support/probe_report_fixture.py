@@ -25,6 +25,7 @@ def results(*, failed: str | None = None, blocks: tuple[int, ...] = (12, 12, 8))
                 "kind": kind,
                 "tokenizer": "bytes",
                 "context": 128,
+                "vocab_size": 256,
                 "data_hash": "9f2c41d07be3a8815c0e",
                 "status": "ok",
                 "error": None,
@@ -80,6 +81,7 @@ def probe(blocks: int, rng: random.Random, *, streams: bool = False) -> dict[str
     rise = 0.4 if streams else 2.2
     nats = [2.1 * math.exp(-(2.0 if streams else 6.5) * i / blocks) for i in range(blocks)]
     nats[-2] = -0.0002
+    order = [1 + sorted(nats).index(value) for value in nats]
     states = blocks + 1
     share = _falling(blocks)
     halves = [[0.6 * v, 0.5 * v] for v in nats]
@@ -101,6 +103,7 @@ def probe(blocks: int, rng: random.Random, *, streams: bool = False) -> dict[str
                 key: per_sublayer(lambda x: 0.2 * math.exp(rise * x)) for key in ("rms", "max", "massive_ratio")
             },
             "residual_to_update": noisy(lambda x: 0.5 + 4 * x),
+            "growth": {"value": math.exp(rise), "low": 0.97 * math.exp(rise), "high": 1.03 * math.exp(rise)},
         },
         "similarity": {
             "tokens": 32768,
@@ -108,6 +111,8 @@ def probe(blocks: int, rng: random.Random, *, streams: bool = False) -> dict[str
             "block_influence": noisy(lambda x: 0.4 * math.exp(-3 * x)),
             "window_influence": [[0.1] * (blocks - n) for n in range(blocks)],
             "cka": _matrix(states, lambda d: math.exp(-d / 5)),
+            "place_low": list(range(blocks, 0, -1)),
+            "place_high": list(range(blocks, 0, -1)),
             "effective_rank": [40.0 * math.exp(-i / blocks) for i in range(states)],
             "effective_rank_centred": [44.0 * math.exp(-i / (2 * blocks)) for i in range(states)],
         },
@@ -117,12 +122,14 @@ def probe(blocks: int, rng: random.Random, *, streams: bool = False) -> dict[str
             "bits_per_byte": [2.7 + 2 * (1 - (i + 1) / blocks) for i in range(blocks)],
             "kl": [1.2 * (1 - (i + 1) / blocks) for i in range(blocks)],
             "agreement": [((i + 1) / blocks) ** 0.8 for i in range(blocks)],
+            "agreement_low": [((i + 1) / blocks) ** 0.8 - 0.01 for i in range(blocks)],
             "entropy": [2.8 - (i + 1) / blocks for i in range(blocks)],
             "final": {"loss": 1.9, "bits_per_byte": 2.7, "entropy": 1.8},
         },
         "gradients": {
             "batches": 8,
             "rank_batches": 4,
+            "first_half": {"value": 0.73, "low": 0.7, "high": 0.76},
             "blocks": {**per_block, "effective_rank": noisy(lambda x: 6 + 3 * x), "cosine": noisy(lambda x: 0.3)},
             "sublayers": {"share": _halved(share), "share_per_parameter": _halved(share)},
         },
@@ -131,7 +138,10 @@ def probe(blocks: int, rng: random.Random, *, streams: bool = False) -> dict[str
             "sequences": 128,
             "loss": 1.9,
             "bits_per_byte": 2.74,
+            "first_half": _half(nats),
             "blocks": {
+                "place_low": order,
+                "place_high": order,
                 "nats": nats,
                 "nats_low": [v - 0.05 * abs(v) - 0.001 for v in nats],
                 "nats_high": [v + 0.05 * abs(v) + 0.001 for v in nats],
@@ -189,6 +199,11 @@ def _bhyt(blocks: int, rng: random.Random) -> dict[str, Any]:
 
 def _matrix(size: int, value: Any) -> list[list[float | None]]:
     return [[float(value(abs(i - j))) for j in range(size)] for i in range(size)]
+
+
+def _half(nats: list[float]) -> dict[str, float]:
+    value = sum(nats[: len(nats) // 2]) / sum(nats)
+    return {"value": value, "low": value - 0.02, "high": value + 0.02}
 
 
 def _falling(blocks: int) -> list[float]:

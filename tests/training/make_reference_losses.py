@@ -59,6 +59,7 @@ def losses(design: str, data: Path, out: Path) -> list[float]:
         context=CONTEXT,
         learning_rate=0.01,
         record_every=0,
+        evaluate_tokens=65536,
     )
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

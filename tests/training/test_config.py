@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from leadline.config import from_dict, to_dict
+from leadline.designs import count_flops
 from leadline.errors import LeadlineError, UsageError
 from leadline.training import RunConfig
 from leadline.training.resolve import decide, usable_device
@@ -100,6 +101,27 @@ def test_everything_is_decided(config: Any) -> None:
     assert run.learning_rate == run.config.learning_rate > 0
     assert "kv_heads" in run.config.shape
     assert from_dict(RunConfig, to_dict(run.config)) == run.config
+
+
+@pytest.mark.parametrize("more", [{}, {"evaluate_every": 40}, {"exit_loss": 0.5}, {"layer_dropout": 0.2}])
+def test_an_evaluation_costs_at_most_a_fifth_of_the_steps_between_two(config: Any, more: dict[str, Any]) -> None:
+    """By FLOPs; with LayerSkip the losses at the exits count too."""
+    run = decide(config("mgr", steps=400, **more))
+    flops = count_flops(run.model)
+    passes = run.evaluate_tokens * flops.forward
+    if run.layerskip:
+        passes += run.evaluate_tokens * (flops.forward + (len(run.model.layers) - 1) * flops.head)
+    trained = run.evaluate_every * run.batch_tokens * flops.training_total
+    assert run.evaluate_tokens % run.context == 0
+    assert passes <= trained / 5 < passes * (1 + run.context / run.evaluate_tokens)
+    assert run.config.evaluate_tokens == run.evaluate_tokens
+
+
+def test_what_an_evaluation_reads_has_bounds_and_can_be_said(config: Any) -> None:
+    assert decide(config(steps=1)).evaluate_tokens == 16, "one sequence at least"
+    assert decide(config(steps=2_000_000)).evaluate_tokens == 65536
+    assert decide(config(steps=1, evaluate_tokens=65536)).evaluate_tokens == 65536
+    assert decide(config(steps=60)).evaluate_tokens == decide(config(steps=60)).evaluate_tokens == 112
 
 
 def test_steps_are_rounded_up(config: Any) -> None:

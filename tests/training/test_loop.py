@@ -201,7 +201,7 @@ def test_blocks_that_invert_are_not_compiled_alone(config: Any, tmp_path: Path) 
 
 
 def test_evaluation_is_the_mean_over_the_held_out_part(config: Any, data: Path, tmp_path: Path) -> None:
-    summary = train(config(), tmp_path)
+    summary = train(config(evaluate_tokens=80), tmp_path)
     model, _ = load_model(tmp_path)
     split = DataSet.open(data).heldout
     tokens = torch.from_numpy(split.read(0, 81))

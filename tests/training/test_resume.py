@@ -247,7 +247,7 @@ def begin(data: Path, out: Path, *more: str) -> tuple[subprocess.Popen[str], str
     command += ["--blocks", "2", "--context", "16", "--steps", "100k", "--evaluate-every", "100000", *more]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    return process, process.stderr.readline()
+    return process, next((line for line in process.stderr if line.startswith("step ")), "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -15,6 +15,7 @@ import tyro
 
 if TYPE_CHECKING:
     from leadline.training import RunConfig
+    from leadline.training.resolve import Run
 
 LIVE_SECONDS = 0.2
 PLAIN_SECONDS = 5.0
@@ -115,8 +116,9 @@ class Arguments:
     evaluate_every: int | None = None
     """Steps between evaluations on held-out text; ten in a run unless given."""
 
-    evaluate_tokens: str = "65536"
-    """Held-out tokens that one evaluation reads at most."""
+    evaluate_tokens: str | None = None
+    """Held-out tokens that one evaluation reads at most. Unless given 65,536, or as many as cost a fifth of the steps
+    between two evaluations, if that is fewer."""
 
     record_every: int = 50
     """Steps between depth records; 0 keeps none."""
@@ -190,7 +192,15 @@ def run(arguments: Arguments) -> int:
     config = configuration(arguments)
     with progress() as told:
         try:
-            summary = train(config, arguments.out, resume=arguments.resume, on_step=told, on_evaluation=told.evaluating)
+            summary = train(
+                config,
+                arguments.out,
+                resume=arguments.resume,
+                on_step=told,
+                on_evaluation=told.evaluating,
+                on_evaluated=told.evaluated,
+                on_start=told.starting,
+            )
         except KeyboardInterrupt:
             print(f"\nstopped; the same command goes on from the newest checkpoint in {arguments.out}", file=sys.stderr)
             raise
@@ -234,7 +244,8 @@ def configuration(arguments: Arguments) -> RunConfig:
     unset = [name for names in PARTNERS.values() for name in names if getattr(arguments, name) is None]
     values = {name: value for name, value in values.items() if name in fields and name not in unset}
     values["tokens"] = tokens
-    values["evaluate_tokens"] = parse_count(arguments.evaluate_tokens, "--evaluate-tokens")
+    if arguments.evaluate_tokens is not None:
+        values["evaluate_tokens"] = parse_count(arguments.evaluate_tokens, "--evaluate-tokens")
     shape = {} if arguments.blocks is None else {"blocks": arguments.blocks}
     return RunConfig(**values, learning_rate=arguments.lr, shape=shape)
 
@@ -264,7 +275,10 @@ def _check_partners(arguments: Arguments) -> None:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Progress]:
-    """Gives what to call after each step. On standard error: one live line on a terminal, else a line now and then."""
+    """Returns what to call after each step. On standard error: one live line on a terminal, else a line now and then.
+
+    What is worth keeping, such as a held-out loss, is a line of its own on a terminal too.
+    """
     if not sys.stderr.isatty():
         yield Progress(lambda line: print(line, file=sys.stderr, flush=True), PLAIN_SECONDS)
         return
@@ -274,22 +288,42 @@ def progress() -> Iterator[Progress]:
 
     with Live(console=Console(stderr=True), auto_refresh=False) as live:
         yield Progress(
-            lambda line: live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True), LIVE_SECONDS
+            lambda line: live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True),
+            LIVE_SECONDS,
+            keep=lambda line: live.console.print(Text(line)),
         )
 
 
 class Progress:
-    """Says how far a run is: a step's record, or that it evaluates, where that takes a while.
+    """Says how far a run is: what it will do, a step's record, held-out losses, or that it evaluates.
 
     Args:
-        say: is given a line.
+        say: takes a line.
         every: seconds between two lines.
         clock: in seconds.
+        keep: takes a line that must not be replaced by the next; `say` unless given.
     """
 
-    def __init__(self, say: Callable[[str], None], every: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        every: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        keep: Callable[[str], None] | None = None,
+    ) -> None:
         self.say, self.every = say, every
+        self.keep = say if keep is None else keep
         self.pace = Pace(clock)
+
+    def starting(self, run: Run) -> None:
+        """Before the model is built."""
+        for line in plan_lines(run):
+            self.keep(line)
+
+    def evaluated(self, told: dict[str, Any]) -> None:
+        """After an evaluation."""
+        self.keep(f"step {told['step']}  held-out loss {told['loss']:.4f}  {told['bits_per_byte']:.4f} bits per byte")
 
     def __call__(self, told: dict[str, Any]) -> None:
         """After a step."""
@@ -300,6 +334,27 @@ class Progress:
         """During the evaluation after step `step`, `seconds` since it began."""
         if seconds >= EVALUATION_SECONDS and self.pace.passed(self.every):
             self.say(f"step {step}  evaluating for {duration(seconds)}  Ctrl-C takes effect after it")
+
+
+def plan_lines(run: Run) -> list[str]:
+    """What a run will do, before its first step: how long it is, what evaluations read, and whether it compiles."""
+    from leadline.training.resolve import EVALUATE_TOKENS
+
+    config, train, heldout = run.config, run.data.train, run.data.heldout
+    length = f"{run.steps:,} steps of {run.batch_tokens:,} tokens"
+    if run.epochs > 1:
+        length += f": {run.epochs:,.1f} epochs of {train.windows(run.context) * run.context:,} tokens"
+    whole = heldout.windows(run.context) * run.context
+    read = min(max(run.evaluate_tokens // run.context, 1) * run.context, whole)
+    every = "step" if run.evaluate_every == 1 else f"{run.evaluate_every:,} steps"
+    evaluations = f"an evaluation every {every}, on {read:,} held-out tokens"
+    if read < min(EVALUATE_TOKENS, whole):
+        evaluations += f" of {whole:,} (--evaluate-tokens sets how many)"
+    lines = [length, evaluations]
+    if config.compile or config.compile_blocks or config.backend == "compiled":
+        what = "the model" if config.compile or config.compile_blocks else "the operators along depth"
+        lines.append(f"compiling {what}: nothing more is said until the first step is done, which can take minutes")
+    return lines
 
 
 class Pace:

@@ -107,13 +107,13 @@ def _level(shades: Shades, value: float | None) -> str | None:
 
 
 def triangle(values: Sequence[Row], shades: Shades, label: str, tip: Tip | None) -> Markup:
-    """A symmetric matrix, below its diagonal, with the places counted from 1 along two sides."""
+    """A symmetric matrix, below its diagonal, with the blocks counted from 0 along two sides."""
     size = len(values)
     cell = 200.0 / max(size, 1)
     lower = [[v if j < i else None for j, v in enumerate(one)] for i, one in enumerate(values)]
     drawn = [cells(lower, shades, cell, cell, tip, x=28.0, y=2.0)]
-    for block in svg.whole_ticks(1, max(size - 1, 1), 4):
-        middle = (block - 0.5) * cell
+    for block in svg.whole_ticks(0, max(size - 2, 0), 4):
+        middle = (block + 0.5) * cell
         drawn.append(svg.words(str(block), 23.0, 2 + middle + 5, "tick", "end"))
         drawn.append(svg.words(str(block), 28.0 + middle, 219.0, "tick", "middle"))
     return svg.picture(232.0, 223.0, label, drawn, "square")
@@ -152,14 +152,14 @@ def ragged(values: Sequence[Row], shades: Shades, label: str, tip: Tip | None, r
         cells(values, shades, *cell, tip, x=left, y=top),
     ]
     blocks = max((len(values) - 1) // 2, 1)
-    for block in svg.whole_ticks(1, blocks, 5):
-        drawn.append(svg.words(str(block), left - 6, top + (2 * block - 1) * cell[1] + 4, "tick", "end"))
+    for block in svg.whole_ticks(0, blocks - 1, 5):
+        drawn.append(svg.words(str(block), left - 6, top + (2 * block + 1) * cell[1] + 4, "tick", "end"))
     if len(values) > 2:
         drawn.append(svg.words("out", left - 6, top + height + 3, "tick", "end"))
     drawn.append(svg.words(rows[0], left, 10.0, "tick"))
     drawn.append(svg.words(rows[1], left, top + height + 16, "tick"))
     if columns > 1:
-        drawn.append(svg.words(f"source {columns} →", left + width, top + height + 16, "tick", "end"))
+        drawn.append(svg.words(f"source {columns - 1} →", left + width, top + height + 16, "tick", "end"))
     return svg.picture(left + width + 6, top + height + 22, label, drawn, "square")
 
 
@@ -173,9 +173,9 @@ def strip(values: Sequence[Row], shades: Shades, label: str, tip: Tip) -> Markup
         each = width / max(len(values), 1)
         drawn = [cells(turned, shades, each, cell, (lambda s, i, v: tip(i, s, v)) if titles else None, x=left, y=2.0)]
         for s in range(streams):
-            drawn.append(svg.words(str(s + 1), left - 6, 2 + (s + 0.5) * cell + 4, "tick", "end"))
-        for block in svg.whole_ticks(1, max(len(values) // 2, 1), 8 if full > 500 else 5):
-            drawn.append(svg.words(str(block), left + (2 * block - 1) * each, cell * streams + 16, "tick", "middle"))
+            drawn.append(svg.words(str(s), left - 6, 2 + (s + 0.5) * cell + 4, "tick", "end"))
+        for block in svg.whole_ticks(0, max(len(values) // 2 - 1, 0), 8 if full > 500 else 5):
+            drawn.append(svg.words(str(block), left + (2 * block + 1) * each, cell * streams + 16, "tick", "middle"))
         both.append(svg.picture(full, cell * streams + 22, label, drawn, class_))
     return both[0] + both[1]
 
@@ -197,7 +197,7 @@ def matrices(values: Sequence[Sequence[Row]], shades: Shades, label: str, tip: C
             size = max(len(matrix), 1)
             drawn.append(cells(matrix, shades, side / size, side / size, tip(i) if titles else None, x=x, y=y))
             if part == 0:
-                drawn.append(svg.words(str(block + 1), x + side / 2, y - 5, "tick", "middle"))
+                drawn.append(svg.words(str(block), x + side / 2, y - 5, "tick", "middle"))
             if column == 0:
                 drawn.append(svg.words("MLP" if part else "attn", left - 6, y + side / 2 + 4, "tick", "end"))
         both.append(svg.picture(full, 16 + lines * (2 * pitch + 22) - 14, label, drawn, class_))

@@ -50,7 +50,7 @@ def depth_weights(found: Found, *, numbers: bool = True) -> Picture | None:
 
         def tip(i: int, j: int, v: float) -> str:
             even = v * len(values[i])
-            return f"{_read(i, len(values))}, source {j + 1}: {significant(v)} ({significant(even, 2)} × an even share)"
+            return f"{_read(i, len(values))}, source {j}: {significant(v)} ({significant(even, 2)} × an even share)"
 
         label = f"Depth weights of {entry.name}: a row per sublayer, a column per source."
         titles = ("↓ one row per sublayer, by block", "← embedding")
@@ -80,7 +80,7 @@ def stream_reads(found: Found, *, numbers: bool = True) -> Picture | None:
         entry, values = kept[place]
 
         def tip(i: int, s: int, v: float) -> str:
-            return f"{_read(i, len(values))}, of stream {s + 1}: {significant(v)}"
+            return f"{_read(i, len(values))}, of stream {s}: {significant(v)}"
 
         label = f"Reads of {entry.name}: a column per sublayer and the readout, a row per stream."
         return heat.strip(values, shades, label, tip)
@@ -104,19 +104,19 @@ def gates(found: Found, *, numbers: bool = True) -> Picture | None:
     lines = []
     for entry, values in kept:
         means = by_sublayer(statistics.fmean(some(r)) if some(r) else None for r in values)
-        band = [(1 + i / 2, min(some(r)), max(some(r))) for i, r in enumerate(values) if some(r)]
-        lines.append(series(entry, means, band))
+        band = [(i / 2, min(some(r)), max(some(r))) for i, r in enumerate(values) if some(r)]
+        lines.append(Panel(title=entry.name if len(kept) > 1 else "", series=[series(entry, means, band)]))
     everything = [v for _, values in kept for r in values for v in some(r)]
     low, high = svg.limits(everything, zero=True)
     label = f"Mean write gate of every sublayer, for {_names(kept)}."
-    drawn = _by_place(lines, label, "write gate β", low, high)
+    drawn = _by_place(lines, label, "write gate β", low, high, named=len(kept) == 1)
     shades = Shades.of(everything, root=True)
 
     def draw(place: int) -> Markup:
         entry, values = kept[place]
 
         def tip(i: int, s: int, v: float) -> str:
-            return f"{_read(i, len(values) + 1)}, stream {s + 1}: {significant(v)}"
+            return f"{_read(i, len(values) + 1)}, stream {s}: {significant(v)}"
 
         return heat.strip(values, shades, f"Write gates of {entry.name}: a column per sublayer, a row per stream.", tip)
 
@@ -145,7 +145,7 @@ def diversity(found: Sequence[tuple[Entry, Row]], *, numbers: bool = True) -> Pi
         reading="Zero means that all streams point the same way and could be one, and one that they are at right "
         "angles and carry different things.",
         note="1 − the mean cosine between pairs of streams, before each sublayer.",
-        body=_by_place(lines, label, "stream diversity", low, high),
+        body=_by_place([Panel(title="", series=lines)], label, "stream diversity", low, high),
         numbers=_line_numbers(lines) if numbers else None,
     )
 
@@ -162,8 +162,8 @@ def mixing(found: Sequence[tuple[Entry, list[list[Row]]]], *, numbers: bool = Tr
         entry, matrices = kept[place]
 
         def tips(site: int) -> heat.Tip:
-            name = place_of(1 + site / 2, 0.0)
-            return lambda i, j, v: f"{name}, into stream {i + 1} from stream {j + 1}: {fixed(v)}"
+            name = place_of(site / 2)
+            return lambda i, j, v: f"{name}, into stream {i} from stream {j}: {fixed(v)}"
 
         return heat.matrices(matrices, shades, f"Mixing matrices of {entry.name}, one per sublayer.", tips)
 
@@ -187,20 +187,21 @@ def _names(found: Sequence[tuple[Entry, object]]) -> str:
     return listed([entry.name for entry, _ in found])
 
 
-def _by_place(lines: Sequence[Series], label: str, axis: str, low: float, high: float) -> Markup:
-    last = max(p[0] for s in lines for p in s.points)
-    whole = svg.whole_ticks(1, max(int(last), 1), 12)
+def _by_place(drawn: Sequence[Panel], label: str, axis: str, low: float, high: float, *, named: bool = True) -> Markup:
+    last = max(p[0] for panel in drawn for s in panel.series for p in s.points)
+    whole = svg.whole_ticks(0, int(last), 12 if len(drawn) == 1 else 5)
     return LinePicture(
         label=label,
-        x=Axis(label="block", low=1.0, high=max(last, 1.5), at=[(float(v), str(v)) for v in whole]),
+        x=Axis(label="block", low=0.0, high=max(last, 0.5), at=[(float(v), str(v)) for v in whole]),
         y=Axis(label=axis, low=low, high=high, shown=plain),
-        panels=[Panel(title="", series=lines)],
-        tip=lambda name, x, y: f"{name}, {place_of(x, 0.0)}: {significant(y)}",
+        panels=drawn,
+        named=named,
+        tip=lambda name, x, y: f"{name}, {place_of(x)}: {significant(y)}",
     ).draw()
 
 
 def _read(index: int, count: int) -> str:
-    return "readout" if index == count - 1 and count % 2 else place_of(1 + index / 2, 0.0)
+    return "readout" if index == count - 1 and count % 2 else place_of(index / 2)
 
 
 def _line_numbers(lines: Sequence[Series]) -> Numbers:
@@ -209,7 +210,7 @@ def _line_numbers(lines: Sequence[Series]) -> Numbers:
         head="sublayer",
         columns=[line.name for line in lines],
         rows=[
-            (place_of(x, 0.0), [significant(values.get(x)) for values in at])
+            (place_of(x), [significant(values.get(x)) for values in at])
             for x in sorted({x for values in at for x in values})
         ],
     )
@@ -222,7 +223,7 @@ def _row_numbers(found: Sequence[tuple[Entry, list[Row]]], column: str, *, reado
         return None
     return Numbers(
         head="sublayer",
-        columns=[f"{column} {i + 1}" for i in range(columns)],
+        columns=[f"{column} {i}" for i in range(columns)],
         rows=[
             (
                 f"{entry.name}, {_read(i, len(values) + (not readout))}",

@@ -11,6 +11,9 @@ from leadline.drawing import svg
 from leadline.drawing.svg import Scale, tag
 from leadline.drawing.words import plain, shortened
 
+COLUMNS = 3
+"""Panels side by side on a wide page; more go on in the next row."""
+
 Point = tuple[float, float | None]
 Band = Sequence[tuple[float, float, float]]
 """(x, low, high)."""
@@ -42,19 +45,24 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """An axis: its label, its limits, and how its ticks and its values are written."""
+    """An axis: its label, its limits, how it is bent (see `Scale`), and how its ticks and its values are written."""
 
     label: str
     low: float
     high: float
     log: bool = False
+    linear: float | None = None
     at: Sequence[tuple[float, str]] | None = None
     shown: Callable[[float], str] = plain
 
     def ticks(self, about: int) -> list[tuple[float, str]]:
         if self.at is not None:
             return [(v, t) for v, t in self.at if self.low <= v <= self.high]
-        return [(v, self.shown(v)) for v in svg.ticks(self.low, self.high, self.log, about)]
+        return [(v, self.shown(v)) for v in svg.ticks(self.low, self.high, self.log, about, self.linear)]
+
+    def scale(self, start: float, end: float) -> Scale:
+        """Its values to places from `start` to `end`."""
+        return Scale(self.low, self.high, start, end, self.log, self.linear)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +82,7 @@ class LinePicture:
         rule: a value on the y axis to draw a line at, and its words.
         tip: the words of a point: (name, x, y) to text.
         dots: whether every point is shown, not only where the mouse is.
-        floor: whether values below the y axis are drawn on its lower edge.
+        named: whether lines have their names at their ends; panels whose titles name them need none.
     """
 
     label: str
@@ -84,7 +92,7 @@ class LinePicture:
     rule: tuple[float, str] | None = None
     tip: Callable[[str, float, float], str] = field(default=lambda name, x, y: f"{name}: {plain(x)}, {plain(y, 4)}")
     dots: bool = False
-    floor: bool = False
+    named: bool = True
 
     def draw(self) -> Markup:
         """Both drawings; the page shows the one that fits."""
@@ -92,17 +100,20 @@ class LinePicture:
 
     def _wide(self) -> Markup:
         titled = any(p.title for p in self.panels)
-        width, height, gap, top = 800.0, 360.0, 22.0, 42.0 if titled else 26.0
+        width, gap, top = 800.0, 22.0, 42.0 if titled else 26.0
+        columns = min(len(self.panels), COLUMNS)
+        tall = 360.0 - 44.0 - top if columns == len(self.panels) else 150.0
         longest = max((len(shortened(s.name, 24)) for p in self.panels for s in p.series), default=0)
-        left, right = 54.0, 34.0 + 6.9 * longest
-        each = (width - left - right - gap * (len(self.panels) - 1)) / len(self.panels)
+        left, right = 54.0, 34.0 + 6.9 * longest if self.named else 8.0
+        each = (width - left - right - gap * (columns - 1)) / columns
         drawn = []
+        height = top
         for i, panel in enumerate(self.panels):
-            start = left + i * (each + gap)
-            frame = Frame(
-                start, start + each, top, height - 44.0, wide=True, first=i == 0, last=panel is self.panels[-1]
-            )
-            drawn.append(self._panel(panel, frame))
+            row, column = divmod(i, columns)
+            start, above = left + column * (each + gap), top + row * (tall + 48.0)
+            height = above + tall + 44.0
+            last = column == columns - 1 or panel is self.panels[-1]
+            drawn.append(self._panel(panel, Frame(start, start + each, above, above + tall, True, column == 0, last)))
         drawn.append(svg.words(self.y.label, 0.0, 13.0, "axis-label"))
         drawn.append(svg.words(self.x.label, left, height - 6.0, "axis-label"))
         return svg.picture(width, height, self.label, drawn, "wide")
@@ -124,13 +135,14 @@ class LinePicture:
         return svg.picture(width, height, self.label, drawn, "narrow")
 
     def _panel(self, panel: Panel, frame: Frame) -> Markup:
-        x = Scale(self.x.low, self.x.high, frame.left, frame.right, self.x.log)
-        y = Scale(self.y.low, self.y.high, frame.bottom, frame.top, self.y.log, self.floor)
+        x = self.x.scale(frame.left, frame.right)
+        y = self.y.scale(frame.bottom, frame.top)
         drawn = [*self._grid(panel, frame, x, y)]
         lines = sorted(panel.series, key=lambda s: -s.index)
         drawn += [_series(s, x, y, frame, self) for s in lines if s.values]
         drawn.append(self._rule_label(frame, y))
-        drawn.append(_end_labels(panel.series, x, y, frame))
+        if self.named:
+            drawn.append(_end_labels(panel.series, x, y, frame))
         return svg.group(drawn)
 
     def _grid(self, panel: Panel, frame: Frame, x: Scale, y: Scale) -> list[Markup]:

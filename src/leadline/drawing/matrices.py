@@ -54,7 +54,7 @@ def triangles(
     """Symmetric matrices over what the blocks read: a triangle each; None where none has values.
 
     Args:
-        found: row and column i are what block i + 1 reads, the last row is what the last block leaves.
+        found: row and column i are what block i reads, the last row is what the last block leaves.
         label: what screen readers say, with {name}.
         bar: what the colours mean.
         high: the value of the strongest colour; the largest one that is there unless given.
@@ -71,7 +71,7 @@ def triangles(
         entry, values = kept[place]
 
         def tip(i: int, j: int, v: float) -> str:
-            return f"{j + 1} to {last if i + 1 == len(values) else i + 1}: {fixed(v)}"
+            return f"{j} to {last if i + 1 == len(values) else i}: {fixed(v)}"
 
         return heat.triangle(values, shades, label.format(name=entry.name), tip if told else None)
 
@@ -84,12 +84,12 @@ def _square_numbers(found: Sequence[tuple[Entry, Matrix]], last: str) -> Numbers
     size = max(len(values) for _, values in found)
 
     def head(entry: Entry, row: int, rows: int) -> str:
-        place = last if row + 1 == rows else str(row + 1)
+        place = last if row + 1 == rows else str(row)
         return f"{entry.name}, {place}" if len(found) > 1 else place
 
     return Numbers(
         head="block",
-        columns=[str(column + 1) for column in range(size)],
+        columns=[str(column) for column in range(size)],
         rows=[
             (head(entry, i, len(values)), [fixed(row[j] if j < len(row) else None) for j in range(size)])
             for entry, values in found

@@ -11,19 +11,19 @@ from leadline.drawing.words import fixed, listed, plain, significant
 
 
 def by_block(values: Iterable[float | None]) -> list[Point]:
-    """(block, value), the blocks counted from 1."""
-    return [(i + 1.0, value) for i, value in enumerate(values)]
+    """(block, value), the blocks counted from 0."""
+    return [(float(i), value) for i, value in enumerate(values)]
 
 
 def by_sublayer(values: Iterable[float | None]) -> list[Point]:
     """Two places a block: attention at the whole number, MLP at the half; a readout may follow at the next one."""
-    return [(1 + i / 2, value) for i, value in enumerate(values)]
+    return [(i / 2, value) for i, value in enumerate(values)]
 
 
 def between(low: Iterable[float | None], high: Iterable[float | None]) -> Band:
     """(block, low, high) where both are there, for the shade of a line that comes from `by_block`."""
     ends = enumerate(zip(low, high, strict=False))
-    return [(i + 1.0, a, b) for i, (a, b) in ends if a is not None and b is not None]
+    return [(float(i), a, b) for i, (a, b) in ends if a is not None and b is not None]
 
 
 def series(entry: Entry, points: Sequence[Point], band: Band = ()) -> Series:
@@ -43,7 +43,7 @@ def over_blocks(
     note: str = "",
     log: bool = False,
     zero: bool = False,
-    floor: float | None = None,
+    linear: float | None = None,
     rule: tuple[float, str] | None = None,
     decimals: int | None = None,
     sublayers: bool = False,
@@ -55,17 +55,18 @@ def over_blocks(
         label: what screen readers say; the names of the lines are added.
         axis: the label of the y axis.
         tip: the words of a point, with {name}, {x}, {y} and {part} (`block 3 attention`).
-        log: a logarithmic y axis; values that are not positive are gaps, or lie on the lower edge with `floor`.
+        log: a logarithmic y axis; values that are not positive are gaps.
+        linear: a signed logarithm on the y axis, linear up to about this size; `linear_below` finds one.
         zero: whether zero has to be on the y axis.
         rule: a value to draw a line at, and its words.
         decimals: fixed ones for the values; three significant digits without.
     """
-    drawn = [_kept(panel, log and floor is None) for panel in panels]
+    drawn = [_kept(panel, log) for panel in panels]
     lines = [line for panel in drawn for line in panel.series]
     if not lines:
         return None
     values = [v for line in lines for v in line.values] + [v for line in lines for _, *ends in line.band for v in ends]
-    low, high = svg.limits(values if floor is None else [max(v, floor) for v in values], log=log, zero=zero)
+    low, high = svg.limits(values, log=log, zero=zero, linear=linear)
     if rule:
         low, high = min(low, rule[0]), max(high, rule[0])
     first = min(place for line in lines for place, _ in line.points)
@@ -82,17 +83,29 @@ def over_blocks(
             high=max(last, first + 1e-6),
             at=_ticks(int(first), last, 12 if len(drawn) == 1 else 5, sublayers),
         ),
-        y=Axis(label=axis, low=low, high=high, log=log),
+        y=Axis(label=axis, low=low, high=high, log=log, linear=linear),
         panels=drawn,
         rule=rule,
-        floor=floor is not None,
         tip=lambda who, x, y: tip.format(name=who, x=plain(x), y=shown(y), part=place_of(x, last)),
     )
     numbers = _numbers(drawn, shown, sublayers)
     return Picture(name=name, heading=heading, reading=reading, note=note, body=picture.draw(), numbers=numbers)
 
 
-def place_of(x: float, last: float) -> str:
+def linear_below(values: Iterable[float]) -> float:
+    """Up to where the signed axis of what leaving a block out costs is linear: 0.001, or less where all is small."""
+    return min(0.001, max([1e-6, *(abs(v) for v in values)]) / 100)
+
+
+def signed_note(linear: float) -> str:
+    """What a reader must know of such an axis."""
+    return (
+        f"The axis is logarithmic on both sides of zero and linear from −{plain(linear)} to {plain(linear)}. Below "
+        "zero the model is better without the block."
+    )
+
+
+def place_of(x: float, last: float | None = None) -> str:
     """The sublayer at place x on the block axis: `block 3 attention`; the readout where x is the whole `last`."""
     if x == last and x == int(x):
         return "readout"

@@ -40,7 +40,6 @@ class ScatterPicture:
     Attributes:
         label: what screen readers say.
         tip: the words of a point: (entry's name, label, x, y) to text.
-        floor: whether values below the y axis are drawn on its lower edge.
     """
 
     label: str
@@ -50,7 +49,6 @@ class ScatterPicture:
     tip: Callable[[str, str, float, float], str] = field(
         default=lambda name, label, x, y: f"{name}, {label}: {significant(x)}, {significant(y)}"
     )
-    floor: bool = False
 
     def draw(self) -> Markup:
         """Both drawings; the page shows the one that fits."""
@@ -59,8 +57,8 @@ class ScatterPicture:
 
     def _drawing(self, width: float, height: float, left: float, right: float, class_: str, about: int) -> Markup:
         top, bottom = 26.0, height - 46.0
-        x = Scale(self.x.low, self.x.high, left, width - right, self.x.log)
-        y = Scale(self.y.low, self.y.high, bottom, top, self.y.log, self.floor)
+        x = self.x.scale(left, width - right)
+        y = self.y.scale(bottom, top)
         drawn = []
         for value, text in self.y.ticks(5):
             drawn.append(svg.line(left, y(value), width - right, y(value), "grid"))
@@ -103,7 +101,7 @@ def scatter(
     note: str = "",
     x_log: bool = False,
     y_log: bool = False,
-    floor: float | None = None,
+    y_linear: float | None = None,
     x_shown: Callable[[float], str] = significant,
     y_shown: Callable[[float], str] = significant,
 ) -> Picture | None:
@@ -114,28 +112,25 @@ def scatter(
         x, y: the axes' labels.
         point: what a point is.
         x_log, y_log: logarithmic axes; points that have no place on them are left out of the drawing.
-        floor: on a logarithmic y axis values below it are drawn on its lower edge instead.
+        y_linear: a signed logarithm on the y axis, linear up to about this size.
         x_shown, y_shown: how values are written.
     """
     kept = [cloud for cloud in clouds if cloud.points]
     placed = [
-        Cloud(
-            entry=cloud.entry, words=cloud.words, points=[p for p in cloud.points if _has_place(p, x_log, y_log, floor)]
-        )
+        Cloud(entry=cloud.entry, words=cloud.words, points=[p for p in cloud.points if _has_place(p, x_log, y_log)])
         for cloud in kept
     ]
     xs = [a for cloud in placed for a, _, _ in cloud.points]
-    ys = [b if floor is None else max(b, floor) for cloud in placed for _, b, _ in cloud.points]
+    ys = [b for cloud in placed for _, b, _ in cloud.points]
     if not xs:
         return None
     x_low, x_high = svg.limits(xs, log=x_log, pad=0.05)
-    y_low, y_high = svg.limits(ys, log=y_log, pad=0.06)
+    y_low, y_high = svg.limits(ys, log=y_log, pad=0.06, linear=y_linear)
     picture = ScatterPicture(
         label=f"{label}, for {listed([cloud.entry.name for cloud in placed])}.",
         x=Axis(label=x, low=x_low, high=x_high, log=x_log),
-        y=Axis(label=y, low=y_low, high=y_high, log=y_log),
+        y=Axis(label=y, low=y_low, high=y_high, log=y_log, linear=y_linear),
         clouds=placed,
-        floor=floor is not None,
         tip=lambda who, what, a, b: f"{who}, {point} {what}: {x} {x_shown(a)}, {y} {y_shown(b)}",
     )
     several = len(kept) > 1
@@ -169,8 +164,8 @@ def together(name: str, value: float | None, low: float | None, high: float | No
     return f"{name} {fixed(value, 2)} ({fixed(low, 2)} to {fixed(high, 2)}): {says}"
 
 
-def _has_place(point: tuple[float, float, str], x_log: bool, y_log: bool, floor: float | None) -> bool:
-    return (not x_log or point[0] > 0) and (not y_log or floor is not None or point[1] > 0)
+def _has_place(point: tuple[float, float, str], x_log: bool, y_log: bool) -> bool:
+    return (not x_log or point[0] > 0) and (not y_log or point[1] > 0)
 
 
 def _said(clouds: Sequence[Cloud]) -> Markup:

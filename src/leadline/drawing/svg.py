@@ -53,24 +53,36 @@ def path(pieces: Sequence[Sequence[tuple[float, float]]]) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """Values to places. Those outside the limits lie outside the range; `floor` lifts the low ones to its end."""
+    """Values to places. Those outside the limits lie outside the range.
+
+    With `linear` the scale is a signed logarithm, asinh(value / linear): linear up to about that size, logarithmic
+    beyond it on both sides of zero.
+    """
 
     low: float
     high: float
     start: float
     end: float
     log: bool = False
-    floor: bool = False
+    linear: float | None = None
 
     def __call__(self, value: float) -> float:
-        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        value = max(value, self.low) if self.floor else value
-        value = math.log(max(value, 1e-300)) if self.log else value
+        low, high, value = (self._bent(v) for v in (self.low, self.high, value))
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
+    def _bent(self, value: float) -> float:
+        if self.linear is not None:
+            return math.asinh(value / self.linear)
+        return math.log(max(value, 1e-300)) if self.log else value
 
-def limits(values: Sequence[float], log: bool = False, zero: bool = False, pad: float = 0.04) -> tuple[float, float]:
-    """Limits around the values with a little room; `zero` keeps zero inside. Never empty."""
+
+def limits(
+    values: Sequence[float], log: bool = False, zero: bool = False, pad: float = 0.04, linear: float | None = None
+) -> tuple[float, float]:
+    """Limits around the values with a little room; `zero` keeps zero inside. Never empty. For `linear` see `Scale`."""
+    if linear is not None:
+        low, high = limits([math.asinh(v / linear) for v in values], zero=zero, pad=pad)
+        return linear * math.sinh(low), linear * math.sinh(high)
     kept = [v for v in values if v > 0] if log else list(values)
     if not kept:
         return (0.1, 10.0) if log else (0.0, 1.0)
@@ -87,8 +99,13 @@ def limits(values: Sequence[float], log: bool = False, zero: bool = False, pad: 
     return (low if zero and low == 0 else low - room, high if zero and high == 0 else high + room)
 
 
-def ticks(low: float, high: float, log: bool = False, about: int = 5) -> list[float]:
-    """Round numbers within the limits: about `about` of them; on a log axis 1, 2, 5 or powers of ten."""
+def ticks(low: float, high: float, log: bool = False, about: int = 5, linear: float | None = None) -> list[float]:
+    """Round numbers within the limits: about `about` of them; on a log axis 1, 2, 5 or powers of ten.
+
+    With `linear` (see `Scale`) zero and powers of ten on both of its sides.
+    """
+    if linear is not None:
+        return _signed_ticks(low, high, linear, about)
     if log:
         return _log_ticks(low, high, about)
     raw = (high - low) / max(about, 1)
@@ -138,6 +155,14 @@ def spread(places: Sequence[float], gap: float, low: float, high: float) -> list
 def _first(cluster: list[float], gap: float, low: float, high: float) -> float:
     total, members = cluster
     return min(max(total / members, low), high - (members - 1) * gap)
+
+
+def _signed_ticks(low: float, high: float, linear: float, about: int) -> list[float]:
+    most = max(-low, high)
+    powers = [10.0**p for p in range(math.floor(math.log10(most)), math.ceil(math.log10(linear) - 1e-9) - 1, -1)]
+    kept = powers[:: max(1, math.ceil(len(powers) * (1 if low > -linear else 2) / (about + 2)))]
+    found = [0.0, *(sign * power for power in kept for sign in (1.0, -1.0))]
+    return sorted(value for value in found if low <= value <= high)
 
 
 def _log_ticks(low: float, high: float, about: int) -> list[float]:

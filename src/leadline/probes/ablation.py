@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.errors import LeadlineError
+from leadline.probes.paired import PairedMeans, place_rows
 from leadline.probes.passes import mean_bits
 from leadline.probes.watch import IGNORED, TokenBatch, counted, measuring
 from leadline.stacks import Stack, Unit
@@ -33,11 +34,13 @@ class LossRise:
         seed: of the bootstrap.
 
     Attributes:
-        tokens, sequences: how many counted.
+        tokens: how many counted.
+        paired: the same rises as means over the same sequences, to tell them apart.
     """
 
     def __init__(self, changes: int, *, resamples: int = RESAMPLES, seed: int = 0) -> None:
-        self.tokens = self.sequences = 0
+        self.tokens = 0
+        self.paired = PairedMeans(changes)
         self._random = np.random.default_rng(seed)
         # The first column is the loss itself.
         self._sums = np.zeros(changes + 1)
@@ -53,12 +56,17 @@ class LossRise:
         table = torch.stack([loss.double().cpu() for loss in losses], dim=1).numpy()
         tokens = np.broadcast_to(torch.as_tensor(tokens_per_sequence).cpu().numpy(), len(table))
         self._sums += table.sum(axis=0)
-        self.sequences += int((tokens > 0).sum())
+        self.paired.add(table[:, 1:] - table[:, :1], tokens)
         self.tokens += int(tokens.sum())
         if len(self._resampled):
             times = self._random.poisson(1.0, (len(self._resampled), len(table)))
             self._resampled += times @ (table[:, 1:] - table[:, :1])
             self._resampled_tokens += times @ tokens
+
+    @property
+    def sequences(self) -> int:
+        """How many counted."""
+        return self.paired.sequences
 
     def loss(self) -> float:
         """Of the whole model, nats per token.
@@ -123,6 +131,7 @@ def ablation(
         "sequences": rise.sequences,
         "loss": loss,
         "bits_per_byte": mean_bits(loss, bytes_per_token),
+        "first_half": None,
         "blocks": None,
         "sublayers": None,
     }
@@ -137,6 +146,12 @@ def ablation(
                 nested[name + suffix] = [
                     [values[Unit(block, sublayer)] for sublayer in names] for block, names in enumerate(stack.sublayers)
                 ]
+    if found["blocks"] is not None:
+        first = units.index(Unit(0))
+        found["blocks"] |= place_rows(rise.paired.places(range(first, first + stack.blocks)), stack.blocks)
+        found["first_half"] = rise.paired.ratio(
+            *([first <= i < first + end for i in range(len(units))] for end in (stack.blocks // 2, stack.blocks))
+        ).plain()
     return found
 
 

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from leadline.probes.paired import PairedMeans
 from leadline.probes.passes import Measure, wide
-from leadline.probes.watch import readout_of
+from leadline.probes.watch import TokenBatch, readout_of
 from leadline.stacks import Stack
 
 NAMES = ("rms", "max", "median", "kurtosis", "massive_ratio")
@@ -41,13 +43,14 @@ class Sizes:
         self.moments = Moments()
 
     @torch.no_grad()
-    def add(self, x: Tensor) -> None:
-        """One batch, (..., D)."""
+    def add(self, x: Tensor) -> Tensor:
+        """One batch, (..., D); returns the root mean square of every vector, (...)."""
         x = x.detach()
-        if x.numel() == 0:
-            return
         accurate = x if x.dtype == torch.float64 else x.float()
-        rms = (torch.linalg.vector_norm(accurate, dim=-1) / x.shape[-1] ** 0.5).sum()
+        each = torch.linalg.vector_norm(accurate, dim=-1) / max(x.shape[-1], 1) ** 0.5
+        if x.numel() == 0:
+            return each
+        rms = each.sum()
         size = accurate.abs().float()
         histogram = torch.bincount(_bins(size).flatten(), minlength=_BINS)
         if self.rms_total is None or self.largest is None or self.histogram is None:
@@ -58,6 +61,7 @@ class Sizes:
             self.histogram += histogram
         self.tokens += _vectors(x)
         self.moments.add(x)
+        return each
 
     def result(self) -> dict[str, float | None]:
         """The five numbers; None where nothing came by or a number isn't defined."""
@@ -129,6 +133,8 @@ class Activations(Measure):
         self.sublayers = [{name: Sizes() for name in names} for names in stack.sublayers]
         self._relative_updates = torch.zeros(stack.blocks, dtype=torch.float64)
         self._counted = [0] * stack.blocks
+        self._rms = PairedMeans(stack.blocks)
+        self._rms_of_batch: dict[int, Tensor] = {}
         # A readout that sums n streams is worth n of them; its size is compared with reads of one.
         readout = readout_of(stack.model)
         self._readout_sum = 1.0 if readout is None else max(1.0, readout.scale)
@@ -139,12 +145,29 @@ class Activations(Measure):
             after = after / self._readout_sum
         if block == 0:
             self.input.add(before)
-        self.blocks[block].add(after)
+        self._rms_of_batch[block] = self.blocks[block].add(after)
         before, after = wide(before), wide(after)
         size = torch.linalg.vector_norm(before, dim=-1)
         relative = (torch.linalg.vector_norm(after - before, dim=-1) / size)[size > 0]
         self._relative_updates[block] += relative.sum().cpu()
         self._counted[block] += relative.numel()
+
+    def end_batch(self, batch: TokenBatch, logits: Tensor) -> None:
+        super().end_batch(batch, logits)
+        found, self._rms_of_batch = self._rms_of_batch, {}
+        if len(found) == self.stack.blocks:
+            sums = torch.stack([found[block].double().sum(dim=1).cpu() for block in range(self.stack.blocks)], dim=1)
+            self._rms.add(sums.numpy(), np.full(len(sums), float(batch.tokens.shape[1])))
+
+    def growth(self) -> dict[str, float | None] | None:
+        """The last block's `rms` over block 1's, with its 95 % interval over sequences.
+
+        From block 1 because block 0's jump is the small embedding's. None with fewer than three blocks.
+        """
+        if self.stack.blocks < 3:
+            return None
+        rows = np.eye(self.stack.blocks)
+        return self._rms.ratio(rows[-1], rows[1]).plain()
 
     def on_sublayer(self, block: int, sublayer: str, output: Tensor) -> None:
         self.sublayers[block][sublayer].add(output)
@@ -166,6 +189,7 @@ class Activations(Measure):
             "blocks": {name: [sizes[name] for sizes in blocks] for name in NAMES},
             "sublayers": {name: [[sizes[name] for sizes in row] for row in sublayers] for name in NAMES},
             "residual_to_update": self.residual_to_update(),
+            "growth": self.growth(),
         }
 
 

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +32,7 @@ from leadline.probes.gradient_matrices import (
     presence,
     whole,
 )
+from leadline.probes.paired import PairedMeans, place_rows
 from leadline.probes.watch import IGNORED, TokenBatch, counted, measuring
 from leadline.stacks import Stack, Unit
 
@@ -56,7 +58,7 @@ def gradients(
     """
     blocks = [_Unit(stack, unit) for unit in stack.units("block")]
     sublayers = [_Unit(stack, unit) for unit in stack.units("sublayer")]
-    seen = 0
+    seen, paired = 0, PairedMeans(stack.blocks)
     # Where the caller is in inference mode, which no gradient passes, this leaves it.
     with measuring(stack.model), torch.inference_mode(False), torch.enable_grad(), _own_gradients(stack.model):
         for batch in batches:
@@ -64,8 +66,8 @@ def gradients(
                 continue
             _backward(stack, batch)
             found = {id(p): p.grad for p in stack.model.parameters()}
-            for unit in blocks:
-                unit.add(found, rank=seen < rank_batches, diversity=True)
+            norms = [unit.add(found, rank=seen < rank_batches, diversity=True) for unit in blocks]
+            paired.add(np.array([[math.nan if norm is None else norm for norm in norms]]), np.ones(1))
             for unit in sublayers:
                 unit.add(found)
             seen += 1
@@ -76,8 +78,15 @@ def gradients(
     by_block = _columns(blocks, seen)
     by_block["effective_rank"] = [unit.mean_rank() for unit in blocks]
     by_block["cosine"] = [unit.diversity.cosine() for unit in blocks]
+    by_block |= place_rows(paired.places(), stack.blocks)
     nested = {name: _by_block(values, stack) for name, values in _columns(sublayers, seen).items()}
-    return {"batches": seen, "rank_batches": min(seen, rank_batches), "blocks": by_block, "sublayers": nested}
+    return {
+        "batches": seen,
+        "rank_batches": min(seen, rank_batches),
+        "first_half": paired.share(stack.blocks // 2).plain(),
+        "blocks": by_block,
+        "sublayers": nested,
+    }
 
 
 class _Unit:
@@ -91,8 +100,8 @@ class _Unit:
         self.diversity = GradientDiversity()
         self._best = [Presence.MISSING] * len(self.parameters)
 
-    def add(self, found: dict[int, Tensor | None], *, rank: bool = False, diversity: bool = False) -> None:
-        """One batch's gradients by the parameter's identity."""
+    def add(self, found: dict[int, Tensor | None], *, rank: bool = False, diversity: bool = False) -> float | None:
+        """One batch's gradients by the parameter's identity; returns their norm."""
         own = [found[id(parameter)] for parameter in self.parameters]
         own = [None if gradient is None else whole(gradient) for gradient in own]
         self._best = [max(best, presence(gradient)) for best, gradient in zip(self._best, own, strict=True)]
@@ -103,6 +112,7 @@ class _Unit:
             self.ranks.append(value)
         if diversity:
             self.diversity.add(own)
+        return norm
 
     def count(self, kind: Presence) -> int:
         """Parameters that never had more of a gradient than this."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from leadline.errors import LeadlineError
+from leadline.probes.paired import PairedMeans
 from leadline.probes.passes import Measure, mean_bits
 from leadline.probes.watch import IGNORED, TokenBatch
 from leadline.stacks import Stack
@@ -29,7 +30,7 @@ MOST_TOKENS = 256
 
 
 class LogitLens(Measure):
-    """Keeps four numbers an exit and, during a batch, its exits (L, B, T, D).
+    """Keeps a few numbers an exit and, during a batch, its exits (L, B, T, D).
 
     Args:
         bytes_per_token: of the batches' text, for bits per byte.
@@ -44,6 +45,7 @@ class LogitLens(Measure):
         # Loss, KL, agreement, entropy of each exit; the last row is the model itself.
         self._sums = torch.zeros(stack.blocks + 1, 4, dtype=torch.float64)
         self._seen = torch.zeros(stack.blocks + 1, dtype=torch.float64)
+        self._agreement = PairedMeans(stack.blocks)
 
     def on_exit(self, block: int, hidden: Tensor) -> None:
         self.width = hidden.shape[-1]
@@ -58,11 +60,16 @@ class LogitLens(Measure):
             return
         finals = logits.flatten(0, -2)
         flat = {block: hidden.flatten(0, -2) for block, hidden in exits.items()}
-        for at in counts.split(MOST_TOKENS):
+        sequences = (counts // batch.targets.shape[1]).cpu()
+        agreed = torch.zeros(len(batch.targets), self.stack.blocks, dtype=torch.float64)
+        for at, of in zip(counts.split(MOST_TOKENS), sequences.split(MOST_TOKENS), strict=True):
             own = _Said.of(finals[at])
-            self._sums[-1] += _scores(own, own, targets[at])
+            self._sums[-1] += _scores(own, own, targets[at]).sum(dim=1)
             for block, hidden in flat.items():
-                self._sums[block] += _scores(own, _Said.of(self.stack.lens(hidden[at.to(hidden.device)])), targets[at])
+                scores = _scores(own, _Said.of(self.stack.lens(hidden[at.to(hidden.device)])), targets[at])
+                self._sums[block] += scores.sum(dim=1)
+                agreed[:, block].index_add_(0, of, scores[2])
+        self._agreement.add(agreed.numpy(), sequences.bincount(minlength=len(agreed)).numpy())
         self._seen[[*exits, self.stack.blocks]] += len(counts)
         self.tokens += len(counts)
 
@@ -76,9 +83,12 @@ class LogitLens(Measure):
         for row in (*exits, final):
             row["bits_per_byte"] = None if row["loss"] is None else mean_bits(row["loss"], self.bytes_per_token)
         names = ("loss", "bits_per_byte", "kl", "agreement", "entropy")
+        within = self._agreement.intervals()
         return {
             "tokens": self.tokens,
             **{name: [row[name] for row in exits] for name in names},
+            "agreement_low": [bounds.low for bounds in within],
+            "agreement_high": [bounds.high for bounds in within],
             "final": {name: final[name] for name in ("loss", "bits_per_byte", "entropy")},
         }
 
@@ -108,10 +118,10 @@ class _Said(NamedTuple):
 
 
 def _scores(final: _Said, exit_: _Said, target_n: Tensor) -> Tensor:
-    """The sums over tokens of loss, KL, agreement and entropy, (4,) float64 on the CPU."""
+    """Loss, KL, agreement and entropy of every token, (4, n) float64 on the CPU."""
     loss = -exit_.log_p.gather(1, target_n.unsqueeze(1)).squeeze(1)
     # Exactly 0 for the model itself.
     kl = -torch.linalg.vecdot(final.p, exit_.log_p) - final.entropy
     # NaN has no likeliest token, though argmax names one.
     agreement = torch.where(kl.isnan(), kl, (final.likeliest == exit_.likeliest).to(kl.dtype))
-    return torch.stack([value.double().sum() for value in (loss, kl, agreement, exit_.entropy)]).cpu()
+    return torch.stack([value.double() for value in (loss, kl, agreement, exit_.entropy)]).cpu()

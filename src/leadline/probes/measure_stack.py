@@ -19,9 +19,13 @@ constant, the ratio to an update of zero). "per sublayer" is a list for each blo
                     blocks         the same five names, each L numbers: of what every block leaves
                     sublayers      the same five names, each per sublayer: of what it gives
                     residual_to_update   L numbers: ‖before‖ / ‖after − before‖
+                    growth         value, low, high: the last block's rms over block 1's, with its 95 % interval over
+                                   sequences; None as a whole with fewer than three blocks
     similarity      tokens
                     angular_distance     S × S in [0, 1]
                     block_influence      L numbers in [0, 2]: 1 − E cos(before, after)
+                    place_low, place_high   L whole numbers: between which places block i's influence stands, 1 being
+                                         the lowest, as far as sequences tell blocks apart (`leadline.probes.paired`)
                     window_influence     row n − 1 has L − n + 1 numbers: the same for n blocks in a row, from block i
                     cka                  S × S, at most 1, or None where no batch has four tokens; an entry is None
                                          where a state is constant
@@ -30,8 +34,10 @@ constant, the ratio to an update of zero). "per sublayer" is a list for each blo
     lens            tokens         whose targets count
                     loss, bits_per_byte, kl, agreement, entropy   L numbers each: of the model ended after block i,
                                          in nats but for bits per byte and the agreement, a share in [0, 1]
+                    agreement_low, agreement_high   L numbers: its 95 % interval over sequences
                     final                loss, bits_per_byte, entropy: of the model itself
     gradients       batches, rank_batches
+                    first_half     value, low, high: the share of the first L // 2 blocks, its interval over batches
                     blocks         parameters   L whole numbers
                                    norm, share, norm_per_parameter, share_per_parameter   L numbers; None where the
                                                 block has no gradient
@@ -39,13 +45,17 @@ constant, the ratio to an update of zero). "per sublayer" is a list for each blo
                                                 empty one (sharded away), with one that is exactly zero in all batches
                                    effective_rank   L numbers; None where no matrix has a gradient
                                    cosine           L numbers in [-1, 1]; None with fewer than two batches
-                    sublayers      the same per sublayer, without effective_rank and cosine
+                                   place_low, place_high   as for similarity, of the norm, over batches
+                    sublayers      the same per sublayer, without effective_rank, cosine and places
     ablation        tokens, sequences   those that count
                     loss, bits_per_byte            of the whole model
                     blocks         nats, bits_per_byte: what the loss rises by without block i; nats_low, nats_high,
                                    bits_per_byte_low, bits_per_byte_high: its 95 % interval over sequences; L numbers
                                    each; bounds are None with one sequence
-                    sublayers      the same six names per sublayer
+                                   place_low, place_high   as for similarity, of what the loss rises by
+                    sublayers      the first six names per sublayer
+                    first_half     value, low, high: what the first L // 2 blocks' nats sum to over what all do, with
+                                   its 95 % interval over sequences; no bounds where the sum can't be told from zero
     fan_in          plain          L whole numbers: φ of a plain stack
     connection      tokens         None as a whole for a model without Leadline's connection sites
                     depth_weights  N + 1 rows, ragged: how a read divides itself over sources or streams

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from leadline.probes.cka import MinibatchCKA
 from leadline.probes.effective_rank import SecondMoment
+from leadline.probes.paired import PairedMeans, place_rows
 from leadline.probes.passes import Measure
 from leadline.probes.states import States, angles, chunks, cosines
 from leadline.probes.watch import TokenBatch
@@ -40,6 +42,7 @@ class Similarity(Measure):
         self._states = States(stack.blocks)
         self._angles = torch.zeros(count, count, dtype=torch.float64)
         self._cosines = torch.zeros(count, count, dtype=torch.float64)
+        self._influence = PairedMeans(stack.blocks)
         self._cka = MinibatchCKA()
         self._moments = [SecondMoment() for _ in range(count)]
 
@@ -50,13 +53,18 @@ class Similarity(Measure):
     @torch.no_grad()
     def end_batch(self, batch: TokenBatch, logits: Tensor) -> None:
         super().end_batch(batch, logits)
+        turned = []
         for x_SnD in chunks(self._states.take(), MOST_TOKENS):
             cosine_nSS = cosines(x_SnD)
+            turned.append(1.0 - cosine_nSS.diagonal(1, dim1=1, dim2=2).double().cpu())
             self._cosines += cosine_nSS.sum(dim=0).cpu()
             self._angles += angles(cosine_nSS).sum(dim=0).cpu()
             self._cka.add(x_SnD)
             for moment, x_nD in zip(self._moments, x_SnD, strict=True):
                 moment.add(x_nD)
+        sequences, length = batch.tokens.shape
+        of_sequence = torch.cat(turned).view(sequences, length, -1).sum(dim=1)
+        self._influence.add(of_sequence.numpy(), np.full(sequences, float(length)))
 
     def angular_distance(self) -> list[list[float]]:
         """(S, S), symmetric, zero on the diagonal."""
@@ -75,6 +83,7 @@ class Similarity(Measure):
             "tokens": self.tokens,
             "angular_distance": self.angular_distance(),
             "block_influence": windows[0] if windows else [],
+            **place_rows(self._influence.places(), self.stack.blocks),
             "window_influence": windows,
             "cka": self._cka.result(),
             "effective_rank": [moment.effective_rank(centred=False) for moment in self._moments],

@@ -213,6 +213,7 @@ def _probe(
         "kind": opened.kind,
         "tokenizer": opened.tokenizer.name,
         "context": text.context,
+        "vocab_size": opened.stack.vocab_size,
         "status": "ok",
         "error": None,
         "seconds": time.perf_counter() - began,

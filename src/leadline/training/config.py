@@ -70,7 +70,8 @@ class RunConfig:
         loss_chunk: tokens whose logits exist at once; all of a pass unless its logits would pass `LOGITS` numbers.
         recompute: recompute each block in the backward pass.
         evaluate_every: steps between evaluations; there is one at the end anyway.
-        evaluate_tokens: held-out tokens that one evaluation reads at most.
+        evaluate_tokens: held-out tokens that one evaluation reads at most. Unless given 65,536, or as many as cost a
+            fifth of the FLOPs of the steps between two evaluations, where that is fewer.
         record_every: steps between depth records; 0 keeps none.
         checkpoint_every: steps between checkpoints; ten minutes lie between them unless it is given. There is one at
             the end and at an interrupt anyway.
@@ -119,7 +120,7 @@ class RunConfig:
     loss_chunk: int | None = None
     recompute: bool = False
     evaluate_every: int | None = None
-    evaluate_tokens: int = 65536
+    evaluate_tokens: int | None = None
     record_every: int = 50
     checkpoint_every: int | None = None
     keep: int = 2

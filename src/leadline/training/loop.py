@@ -52,6 +52,8 @@ SAVE_SECONDS = 600.0
 """Between checkpoints, where no number of steps is given."""
 OnStep = Callable[[dict[str, Any]], None]
 OnEvaluation = Callable[[int, float], None]
+OnEvaluated = Callable[[dict[str, Any]], None]
+OnStart = Callable[[Run], None]
 
 
 def train(
@@ -61,6 +63,8 @@ def train(
     resume: Resume = "newest",
     on_step: OnStep | None = None,
     on_evaluation: OnEvaluation | None = None,
+    on_evaluated: OnEvaluated | None = None,
+    on_start: OnStart | None = None,
 ) -> Summary:
     """Trains one model, or goes on training it, in the folder `out`.
 
@@ -71,6 +75,8 @@ def train(
             take such a run for an error ("never").
         on_step: called with every step's record.
         on_evaluation: called after every batch of an evaluation, with the step it follows and the seconds so far.
+        on_evaluated: called with every evaluation's record.
+        on_start: called with the run, every value decided, before anything is built or compiled.
 
     Returns:
         The summary, also of a run that had ended before.
@@ -90,8 +96,10 @@ def train(
     with run_in(out, run, new=resume == "never"):
         if (out / SUMMARY).is_file() and resume != "previous":
             return read_summary(out / SUMMARY)
+        if on_start is not None:
+            on_start(run)
         try:
-            return Trainer(run, out, on_step, on_evaluation, resume=resume).train()
+            return Trainer(run, out, on_step, on_evaluation, on_evaluated, resume=resume).train()
         except torch.OutOfMemoryError as error:
             raise LeadlineError(
                 f"{config.device} has too little memory for this run; a larger --accumulation or --recompute needs less"
@@ -112,10 +120,12 @@ class Trainer:
         out: Path,
         on_step: OnStep | None = None,
         on_evaluation: OnEvaluation | None = None,
+        on_evaluated: OnEvaluated | None = None,
         *,
         resume: Resume = "newest",
     ) -> None:
-        self.run, self.out, self.on_step, self.on_evaluation = run, out, on_step, on_evaluation
+        self.run, self.out = run, out
+        self.on_step, self.on_evaluation, self.on_evaluated = on_step, on_evaluation, on_evaluated
         config = run.config
         self.device = usable_device(config.device)
         keep_freed_memory()
@@ -294,7 +304,7 @@ class Trainer:
         how: dict[str, Any] = {
             "batch_size": max(1, run.batch_size // run.config.accumulation),
             "context": run.context,
-            "tokens": run.config.evaluate_tokens,
+            "tokens": run.evaluate_tokens,
             "device": self.device,
             "precision": run.config.precision,
             "on_batch": on_batch,
@@ -310,6 +320,8 @@ class Trainer:
             with eager_blocks(self.model):
                 told["exit_losses"] = evaluate_exits(self.model, run.data.heldout, **how)
         self.evals_file.add(told)
+        if self.on_evaluated is not None:
+            self.on_evaluated(told)
         if self.events is not None:
             self.events.add({"step": self.step, "heldout_loss": result.loss, "bits_per_byte": result.bits_per_byte})
         return result

@@ -19,6 +19,9 @@ from leadline.training.interventions import check_layerskip, notes, repeated
 from leadline.training.layerskip import LayerSkip
 
 EVALUATIONS = 10
+EVALUATE_TOKENS = 65536
+EVALUATION_PART = 5
+"""Where nobody says how much text an evaluation reads, it costs at most one part in five of the steps between two."""
 SGD_FACTOR = 200.0
 """SGD's rate for each 1 of AdamW's [ours]. From 100 steps of prenorm at the preset tiny, seed 3, momentum 0.9; rate and
 held-out bits per byte: 0.1 4.503, 0.4 4.333, 0.8 4.205, 1.6 4.474. Nothing else was swept."""
@@ -47,6 +50,7 @@ class Run:
     context: int
     learning_rate: float
     evaluate_every: int
+    evaluate_tokens: int
     rate_source: str
 
     @property
@@ -62,6 +66,11 @@ class Run:
     def batch_tokens(self) -> int:
         """Tokens in one optimiser step."""
         return self.batch_size * self.context
+
+    @property
+    def epochs(self) -> float:
+        """How many times the run reads its training text."""
+        return self.steps * self.batch_size / self.data.train.windows(self.context)
 
     def describe(self) -> dict[str, Any]:
         """What is saved beside the results."""
@@ -108,6 +117,8 @@ def decide(config: RunConfig) -> Run:
     every = config.exit_every
     if config.exit_loss > 0 and config.exit_curriculum == "rotational":
         every = LayerSkip(blocks=len(model.block_layers), steps=steps, config=config).every
+    evaluate_every = config.evaluate_every or max(1, -(-steps // EVALUATIONS))
+    between = min(evaluate_every, steps) * batch_size * shape.context
     full = dataclasses.replace(
         config,
         design=design.expression,
@@ -117,7 +128,8 @@ def decide(config: RunConfig) -> Run:
         batch_size=batch_size,
         context=shape.context,
         learning_rate=rate,
-        evaluate_every=config.evaluate_every or max(1, -(-steps // EVALUATIONS)),
+        evaluate_every=evaluate_every,
+        evaluate_tokens=config.evaluate_tokens or _affordable(config, model, between),
         exit_every=every,
         repeat=None if config.repeat is None else "x".join(map(str, parse_repeat(config.repeat))),
     )
@@ -132,7 +144,8 @@ def decide(config: RunConfig) -> Run:
         batch_size=batch_size,
         context=shape.context,
         learning_rate=float(full.learning_rate or 0.0),
-        evaluate_every=int(full.evaluate_every or steps),
+        evaluate_every=evaluate_every,
+        evaluate_tokens=int(full.evaluate_tokens or EVALUATE_TOKENS),
         rate_source=source,
     )
     check_layerskip(run.layerskip, model)
@@ -142,6 +155,20 @@ def decide(config: RunConfig) -> Run:
             "works with it"
         )
     return run
+
+
+def _affordable(config: RunConfig, model: DecoderConfig, between: int) -> int:
+    """Held-out tokens that cost at most a fifth of training on `between` tokens, in whole sequences, by FLOPs.
+
+    By FLOPs and not by the clock, so that a run that is continued, or repeated elsewhere, reads the same text.
+    """
+    flops = count_flops(model)
+    cost = flops.forward
+    if config.layer_dropout > 0 or config.exit_loss > 0:
+        # The losses at the exits take another pass, and the head once for every block.
+        cost += flops.forward + (len(model.block_layers) - 1) * flops.head
+    tokens = between * flops.training_total // (EVALUATION_PART * cost)
+    return max(1, min(tokens, EVALUATE_TOKENS) // model.context) * model.context
 
 
 def _rate(config: RunConfig, found: Settings) -> tuple[float, str]:

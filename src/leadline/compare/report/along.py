@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from leadline.compare.report.pictures import line_of
 from leadline.compare.report.values import DesignValues, ReportValues
 from leadline.drawing.lines import Panel, Point
-from leadline.drawing.over_blocks import by_block, by_sublayer, over_blocks
+from leadline.drawing.over_blocks import by_block, by_sublayer, linear_below, over_blocks, signed_note
 from leadline.drawing.pictures import Picture
 from leadline.drawing.reading import some
-from leadline.drawing.words import plain
 
 
 def along_depth(report: ReportValues) -> list[Picture]:
-    """One line per design over the blocks: sizes, gradients, and what each block is worth."""
+    """One line per design over the blocks: sizes, gradients, and each block's importance."""
     designs = report.designs
     found = [_growth(designs), _reads(designs), _outputs(designs), _gradients(designs), _removal(designs)]
     return [p for p in found if p is not None]
@@ -32,14 +31,14 @@ def _growth(designs: Sequence[DesignValues]) -> Picture | None:
         log=True,
         name="growth",
         heading="Activation growth",
-        label="Block-output RMS relative to block 2, on a logarithmic axis",
-        axis="block-output RMS ÷ that of block 2",
+        label="Block-output RMS relative to block 1, on a logarithmic axis",
+        axis="block-output RMS ÷ that of block 1",
         reading="A line that climbs means that the signal handed to the next block keeps growing, which leaves each "
         "later block a smaller share of it, while a level line means that depth stays open.",
-        note=f"A block's output is what the next block reads; the last point is the readout{summed}. Block 1 is left "
+        note=f"A block's output is what the next block reads; the last point is the readout{summed}. Block 0 is left "
         "out: its jump comes from the small embedding.",
-        rule=(1.0, "as large as after block 2"),
-        tip="{name}, block {x}: {y} times block 2",
+        rule=(1.0, "as large as after block 1"),
+        tip="{name}, block {x}: {y} times block 1",
     )
 
 
@@ -71,8 +70,8 @@ def _outputs(designs: Sequence[DesignValues]) -> Picture | None:
         heading="What each sublayer writes",
         label="RMS of what each sublayer gives back, attention and MLP apart, on a logarithmic axis",
         axis="RMS of the output",
-        reading="Where outputs grow along depth, later sublayers have to shout to be heard over a stream that "
-        "grows as well.",
+        reading="Where outputs grow along depth, later sublayers must write larger updates to have an effect on a "
+        "stream that grows as well.",
         tip="{name}, block {x}: {y}",
     )
 
@@ -84,11 +83,11 @@ def _gradients(designs: Sequence[DesignValues]) -> Picture | None:
     blocks = max((len(d.depth.gradient_share) for d in designs), default=0)
     return over_blocks(
         [_panel(designs, percent)],
-        zero=True,
+        log=True,
         name="gradient-share",
         heading="Gradient share",
-        label="Share of the gradient's norm that each block received over training, in percent",
-        axis="share of all blocks' gradient norm, %",
+        label="Share of the gradient's norm that each block received over training, in percent, on a logarithmic axis",
+        axis="share of all blocks' gradient norm, % (logarithmic)",
         reading="Each point is the part of the training signal that reached a block over the whole run; "
         "a line that falls means that the early blocks took most of it.",
         rule=(100 / blocks, "an even share") if blocks else None,
@@ -97,24 +96,20 @@ def _gradients(designs: Sequence[DesignValues]) -> Picture | None:
 
 
 def _removal(designs: Sequence[DesignValues]) -> Picture | None:
-    values = sorted(v for d in designs for v in some(d.depth.removal))
-    if not values:
-        return None
-    floor = min(0.001, max(values[-1], 1e-6) / 100)
-    under = values[0] < floor
+    values = [v for d in designs for v in some(d.depth.removal)]
+    linear = linear_below(values)
     return over_blocks(
         [_panel(designs, lambda d: by_block(d.depth.removal))],
-        log=True,
-        floor=floor,
+        linear=linear,
+        zero=True,
+        rule=(0.0, ""),
         name="removal",
         heading="Loss when a block is removed",
-        label="Rise in held-out bits per byte when one block is left out, on a logarithmic axis",
+        label="Rise in held-out bits per byte when one block is left out, on a signed logarithmic axis",
         axis="rise in bits per byte",
-        reading="Each point is what the trained model loses when this one block is skipped, so a block low down "
-        "does next to nothing and a high one is needed.",
-        note=f"On the lower edge lie rises under {plain(floor)}, and falls: models that are better without the block."
-        if under
-        else "",
+        reading="Each point is what the trained model loses when this one block is skipped: a point near zero "
+        "means that the block can be skipped at little cost.",
+        note=signed_note(linear),
         tip="{name} without block {x}: {y} bits per byte",
         decimals=4,
     )

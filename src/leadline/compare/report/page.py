@@ -66,7 +66,7 @@ def _sections(report: ReportValues) -> list[Section]:
             name="depth",
             heading="Along depth",
             opening=f"What {named}blocks do, measured on held-out text after training. A block is "
-            "one attention and one MLP sublayer; blocks are counted from 1. Every design stands on the same axis.",
+            "one attention and one MLP sublayer; blocks are counted from 0. Every design stands on the same axis.",
             pictures=[*along.along_depth(report), *([angles] if angles else [])],
         ),
         Section(

@@ -8,7 +8,7 @@ from typing import Any
 from leadline.drawing import svg
 from leadline.drawing.bars import Bar, bars
 from leadline.drawing.lines import Axis, LinePicture, Panel, Series
-from leadline.drawing.over_blocks import between, by_block, over_blocks, series
+from leadline.drawing.over_blocks import between, by_block, over_blocks, series, signed_note
 from leadline.drawing.pictures import Entry, Numbers, Picture, Row, Section
 from leadline.drawing.scatter import Cloud, scatter, together
 from leadline.drawing.words import count, fixed, significant
@@ -171,16 +171,9 @@ def _delta(arms: Shown) -> Picture | None:
         reading="Each line is one arm: how much the loss rises without a block, mean over seeds. The shade spans the "
         "seeds; with one seed it is the 95 % interval over sequences.",
         tip="{name}, block {x}: {y} nats",
-        note=f"Logarithmic; {plain_floor()} nats and less lie on the lower edge. A repeated block is left out in all "
-        "of its places.",
-        log=True,
-        floor=DELTA_FLOOR,
+        note=f"{signed_note(DELTA_FLOOR)} A repeated block is left out in all of its places.",
+        linear=DELTA_FLOOR,
     )
-
-
-def plain_floor() -> str:
-    """The floor in words."""
-    return f"{DELTA_FLOOR:.4f}".rstrip("0")
 
 
 def _lines(
@@ -195,7 +188,7 @@ def _lines(
     tip: str,
     note: str = "",
     log: bool = False,
-    floor: float | None = None,
+    linear: float | None = None,
 ) -> Picture | None:
     drawn = []
     for entry, arm in arms:
@@ -212,7 +205,7 @@ def _lines(
         tip=tip,
         note=note,
         log=log,
-        floor=floor,
+        linear=linear,
     )
 
 
@@ -313,9 +306,8 @@ def _share_delta(arms: Shown) -> Picture | None:
         x="share of the gradient",
         y="ΔM, nats a token",
         x_log=True,
-        y_log=True,
-        floor=DELTA_FLOOR,
-        note=f"Points at or below {plain_floor()} nats lie on the lower edge.",
+        y_linear=DELTA_FLOOR,
+        note=signed_note(DELTA_FLOOR),
     )
 
 
@@ -330,9 +322,7 @@ def _cloud_of(entry: Entry, arm: Arm, x: Row, y: Row, pair: str) -> Cloud:
     if found["over"] == "blocks" and rho["low"] is not None:
         said += " (over blocks alone)"
     points = [
-        (a, b, str(block))
-        for block, (a, b) in enumerate(zip(x, y, strict=True), start=1)
-        if a is not None and b is not None
+        (a, b, str(block)) for block, (a, b) in enumerate(zip(x, y, strict=True)) if a is not None and b is not None
     ]
     return Cloud(entry=entry, points=points, words=said)
 

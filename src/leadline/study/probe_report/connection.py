@@ -42,7 +42,7 @@ def _stream_angles(models: Sequence[ModelValues]) -> Picture | None:
     """A triangle for each stream of every model."""
     return triangles(
         [
-            (Entry(index=m.index, name=f"{m.name}, stream {k + 1}"), matrix)
+            (Entry(index=m.index, name=f"{m.name}, stream {k}"), matrix)
             for m in models
             for k, matrix in enumerate(m.matrices("connection", "stream_angular_distance"))
         ],

@@ -1,15 +1,15 @@
-"""The pictures of what blocks are worth: gradients, what removing them costs, and how far the two go together."""
+"""The pictures of how important blocks are: gradients, what removing them costs, and how far the two go together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from leadline.drawing.lines import Panel, Series
-from leadline.drawing.over_blocks import between, by_block, over_blocks, series
+from leadline.drawing.over_blocks import between, by_block, linear_below, over_blocks, series, signed_note
 from leadline.drawing.pictures import Picture, Row
 from leadline.drawing.reading import some
 from leadline.drawing.scatter import Cloud, scatter, together
-from leadline.drawing.words import fixed, plain
+from leadline.drawing.words import fixed
 from leadline.probes.correlation import correlate
 from leadline.study.probe_report.sizes import by_name, panel, title
 from leadline.study.probe_report.values import ModelValues, ProbeValues, percent
@@ -23,13 +23,13 @@ def importance(report: ProbeValues) -> list[Picture]:
             [Panel(title="", series=[_rise(m) for m in models])],
             name="ablation",
             heading="Loss when a block is left out",
-            label="Rise of the loss when one block is left out, on a logarithmic axis",
+            label="Rise of the loss when one block is left out, on a signed logarithmic axis",
         ),
         _ablation(
             [Panel(title=title(name), series=[_rise(m, name) for m in models]) for name in report.sublayers],
             name="ablation-sublayers",
             heading="Loss when a sublayer is left out",
-            label="Rise of the loss when one sublayer is left out, on a logarithmic axis",
+            label="Rise of the loss when one sublayer is left out, on a signed logarithmic axis",
         ),
         _against(models),
     ]
@@ -44,7 +44,7 @@ def gradients(report: ProbeValues) -> list[Picture]:
             [panel(models, lambda m: percent(m.values("gradients", "blocks", "share")))],
             name="gradient-share",
             heading="Gradient share",
-            label="Share of the gradient's norm that each block gets on this text, in percent",
+            label="Share of the gradient's norm that each block gets on this text, in percent, on a logarithmic axis",
             reading="The part of the training signal that would reach each block now; a line that falls means that "
             "the early blocks get most of it.",
         ),
@@ -52,7 +52,7 @@ def gradients(report: ProbeValues) -> list[Picture]:
             [panel(models, lambda m: percent(m.training_share))],
             name="training-share",
             heading="Gradient share over training",
-            label="Share of the gradient's norm that each block got over training, in percent",
+            label="Share of the gradient's norm that each block got over training, in percent, on a logarithmic axis",
             reading="The part of the training signal that reached each block over the whole run, from the run's own "
             "record; CascadeFlow Pruning ranks blocks by it.",
         ),
@@ -63,7 +63,7 @@ def gradients(report: ProbeValues) -> list[Picture]:
             label="Share of the gradient's norm over the root of the number of parameters, by sublayer",
             reading="Divided by the root of the number of parameters, so that a wide MLP and a narrow attention "
             "compare.",
-            axis="share of ‖∇‖ ÷ √parameters",
+            axis="share of ‖∇‖ ÷ √parameters (logarithmic)",
             even=False,
         ),
         over_blocks(
@@ -97,7 +97,7 @@ def _shares(
     heading: str,
     label: str,
     reading: str,
-    axis: str = "share of all blocks' gradient norm, %",
+    axis: str = "share of all blocks' gradient norm, % (logarithmic)",
     even: bool = True,
 ) -> Picture | None:
     blocks = {len(line.points) for p in panels for line in p.series if line.values}
@@ -111,7 +111,7 @@ def _shares(
         reading=reading,
         note="" if len(blocks) < 2 else "A share of more blocks is smaller: compare the slopes of the lines.",
         tip="{name}, block {x}: {y}" + unit,
-        zero=True,
+        log=True,
         rule=(100 / blocks.pop(), "an even share") if even and len(blocks) == 1 else None,
     )
 
@@ -128,23 +128,20 @@ def _rise(model: ModelValues, sublayer: str = "") -> Series:
 
 
 def _ablation(panels: Sequence[Panel], *, name: str, heading: str, label: str) -> Picture | None:
-    values = sorted(v for p in panels for line in p.series for v in line.values)
-    if not values:
-        return None
-    floor = min(0.001, max(values[-1], 1e-6) / 100)
-    lowest = min([values[0], *(low for p in panels for line in p.series for _, low, _ in line.band)])
+    linear = linear_below(v for p in panels for line in p.series for v in line.values)
     return over_blocks(
         panels,
         name=name,
         heading=heading,
         label=label,
         axis="rise of the loss, nats a token",
-        reading="What the model loses when this one alone is skipped, the connection's own way: low down it does next "
-        "to nothing, high up it is needed.",
-        note="The shade is the 95 % interval over sequences." + _edge(lowest, floor),
+        reading="What the model loses when this one alone is skipped, the connection's own way: a point near zero "
+        "means that it can be skipped at little cost.",
+        note=f"The shade is the 95 % interval over sequences. {signed_note(linear)}",
         tip="{name} without it in block {x}: {y} nats",
-        log=True,
-        floor=floor,
+        linear=linear,
+        zero=True,
+        rule=(0.0, ""),
         decimals=4,
     )
 
@@ -160,31 +157,23 @@ def _against(models: Sequence[ModelValues]) -> Picture | None:
         if len(shares) != len(rises):
             continue
         pairs = zip(percent(shares), rises, strict=True)
-        points = [(x, y, str(i + 1)) for i, (x, y) in enumerate(pairs) if x is not None and y is not None]
+        points = [(x, y, str(i)) for i, (x, y) in enumerate(pairs) if x is not None and y is not None]
         if points:
             found = correlate(shares, rises)["spearman"]
             words = together("Spearman", found.value, found.low, found.high, found.reason)
             clouds.append(Cloud(entry=model.entry, points=points, words=f"{words} (share {when})"))
-    rises_shown = [y for cloud in clouds for _, y, _ in cloud.points] or [0.0]
-    floor = min(0.001, max(*rises_shown, 1e-6) / 100)
+    linear = linear_below(y for cloud in clouds for _, y, _ in cloud.points)
     return scatter(
         clouds,
         name="share-against-removal",
-        heading="Gradient share against need",
+        heading="Gradient share against importance",
         reading="Each point is a block: on a rising slope the blocks that the gradient reached are those that the "
         "model needs, which is what gradient fan-in asymmetry says.",
-        note="The interval is over resampled blocks." + _edge(min(rises_shown), floor),
+        note=f"The interval is over resampled blocks. {signed_note(linear)}",
         label="Gradient share of each block against the rise of the loss without it",
-        x="share of the gradient's norm, %",
+        x="share of the gradient's norm, % (logarithmic)",
         y="rise of the loss, nats a token",
-        y_log=True,
-        floor=floor,
+        x_log=True,
+        y_linear=linear,
         y_shown=lambda v: fixed(v, 4),
     )
-
-
-def _edge(lowest: float, floor: float) -> str:
-    """What lies on the lower edge of a logarithmic axis, where anything does."""
-    if lowest >= floor:
-        return ""
-    return f" On the lower edge lie rises under {plain(floor)}, and falls: models that are better without it."

@@ -51,8 +51,8 @@ def likeness(report: ProbeValues) -> list[Picture]:
             axis="effective rank",
             reading="About how many directions the tokens spread over: a line that falls means that they come to "
             "share a few, and a massive activation presses it towards 1.",
-            note="Place 0 is what block 1 reads.",
-            tip="{name}, after block {x}: {y} directions",
+            note="The last place is what the last block leaves.",
+            tip="{name}, read by block {x}: {y} directions",
             log=True,
         ),
     ]
@@ -111,7 +111,7 @@ def lens(report: ProbeValues) -> list[Picture]:
 
 
 def _states(models: list[ModelValues], name: str, title: str) -> Panel:
-    """Lines over states: place 0 is what block 1 reads."""
+    """Lines over states: place i is what block i reads."""
     return Panel(
         title=title or "as it is",
         series=[

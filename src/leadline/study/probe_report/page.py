@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from leadline.drawing.page import Column, Page, Table, TableRow
+from leadline.drawing.page import Cell, Column, Page, Table, TableRow
 from leadline.drawing.pictures import Section
 from leadline.drawing.reading import items, number, some, text
-from leadline.drawing.words import count, duration, fixed, listed, memory, percent, plain, significant
+from leadline.drawing.words import count, duration, fixed, listed, memory, plain, significant
+from leadline.probes.paired import Bounds
 from leadline.study.probe_report import findings
 from leadline.study.probe_report.connection import connection
 from leadline.study.probe_report.importance import gradients, importance
 from leadline.study.probe_report.likeness import lens, likeness
 from leadline.study.probe_report.sizes import sizes
-from leadline.study.probe_report.values import ModelValues, ProbeValues, front_half, growth, least_needed
+from leadline.study.probe_report.values import ModelValues, ProbeValues, growth, least, places
 
 KINDS = {"run": "Leadline run", "leadline": "Leadline decoder", "hugging-face": "Hugging Face model"}
-_COUNTED = "Blocks are counted from 1 here; prune --blocks counts them from 0, so its block 0 is block 1 here."
+_COUNTED = "Blocks are counted from 0, as prune --blocks counts them."
+_APART = (
+    "Two blocks are told apart by the paired difference over sequences (a t-test), all pairs together with Holm's "
+    "correction at 5 %."
+)
 
 
 def build(results: Any) -> Page:
@@ -54,8 +59,8 @@ def _sections(report: ProbeValues) -> list[Section]:
     return [
         Section(
             name="need",
-            heading="What blocks are worth",
-            opening=f"The trained model with one part left out. {_COUNTED}",
+            heading="Importance (ablation ΔM)",
+            opening=f"The model with one part left out. {_COUNTED} {_APART}",
             pictures=importance(report),
         ),
         Section(
@@ -112,6 +117,7 @@ def _warnings(report: ProbeValues) -> list[str]:
         found.append(
             "The models cut text into different tokens: compare bits per byte, and no loss or KL in nats a token."
         )
+    found += [f"{m.name}: {said}." for m in report.measured if (said := findings.guessing(m))]
     failed = [m.name for m in report.models if m.failed]
     if failed:
         found.append(f"Failed: {listed(failed)}. What went wrong stands below the table.")
@@ -126,7 +132,7 @@ def _table(report: ProbeValues) -> Table | None:
         Column(heading="Bits per byte"),
         Column(heading="Needed least", unit="blocks", words=True),
         Column(heading="First half", unit="share of ΔM"),
-        Column(heading="Growth", unit="from block 2 on"),
+        Column(heading="Growth", unit="from block 1 on"),
         Column(heading="Largest value", unit="÷ median"),
         Column(heading="Blocks"),
         Column(heading="Parameters"),
@@ -136,8 +142,10 @@ def _table(report: ProbeValues) -> Table | None:
         head="Model",
         columns=columns,
         rows=[_row(m, len(columns)) for m in report.models],
-        notes="ΔM is what the loss rises by when a block is left out. Growth is the RMS of the last block's output "
-        "over that of block 2.",
+        notes="ΔM is what the loss rises by when a block is left out; blocks named together can't be told apart, and a "
+        "dash means that chance may have made the number. A first half of more than 100 % means that the model is "
+        "better without some of the others. Growth is the RMS of the last block's output over that of block 1. Small "
+        "figures are 95 % intervals over sequences.",
     )
 
 
@@ -145,8 +153,9 @@ def _row(model: ModelValues, columns: int) -> TableRow:
     if model.failed:
         return TableRow(head=model.name, cells=["–"] * columns, entry=model.entry, remark="failed", failed=True)
     bits = model.number("lens", "final", "bits_per_byte")
-    grown, half = growth(model), front_half(model)
-    least = [f"{block + 1}" for block in findings.fewest(model)]
+    grown, (half, within) = growth(model), findings.half_within(model)
+    fewest = [] if findings.guesses(model) else least(model, "ablation") or least(model, "similarity")
+    told = 0 < len(fewest) < model.blocks
     return TableRow(
         head=model.name,
         entry=model.entry,
@@ -154,9 +163,9 @@ def _row(model: ModelValues, columns: int) -> TableRow:
         cells=[
             fixed(findings.loss(model)),
             fixed(model.number("ablation", "bits_per_byte") if bits is None else bits),
-            ",\u00a0".join(least) or "–",
-            percent(half),
-            "–" if grown is None else f"{plain(grown, 3)}×",
+            findings.named(fewest).split(" ", 1)[1] if told else "–",
+            Cell(text=half, below=within),
+            Cell(text="–" if grown.value is None else f"{plain(grown.value, 3)}×", below=_between(grown)),
             significant(max(some(model.values("activations", "blocks", "massive_ratio")), default=None)),
             str(model.blocks),
             count(model.number("model", "parameters"), 4),
@@ -165,18 +174,17 @@ def _row(model: ModelValues, columns: int) -> TableRow:
 
 
 def _blocks(model: ModelValues) -> Table:
-    """A row per block, with the number that `leadline prune --blocks` takes."""
+    """A row per block."""
     rises = model.values("ablation", "blocks", "nats")
     influence = model.values("similarity", "block_influence")
     now = model.values("gradients", "blocks", "share")
     sizes_ = model.values("activations", "blocks", "rms")
-    order = {block: place + 1 for place, block in enumerate(least_needed(model))}
+    order = dict(enumerate(places(model, "ablation") or places(model, "similarity")))
     rows = [
         TableRow(
-            head=str(block + 1),
+            head=str(block),
             cells=[
-                str(block),
-                str(order.get(block, "–")),
+                _place(*order.get(block, (None, None))),
                 fixed(_at(rises, block), 4),
                 significant(_at(influence, block)),
                 _share(_at(model.training_share, block)),
@@ -187,7 +195,6 @@ def _blocks(model: ModelValues) -> Table:
         for block in range(model.blocks)
     ]
     columns = [
-        Column(heading="Number", unit="prune --blocks"),
         Column(heading="Place", unit="1 is needed least"),
         Column(heading="ΔM", unit="nats a token"),
         Column(heading="Block Influence", unit="1 − cos"),
@@ -196,7 +203,17 @@ def _blocks(model: ModelValues) -> Table:
         Column(heading="Output", unit="RMS"),
     ]
     label = f"Every block of {model.name}"
-    return Table(label=label, head="Block", columns=columns, rows=rows, notes=_COUNTED)
+    return Table(label=label, head="Block", columns=columns, rows=rows, notes=f"{_COUNTED} {_APART}")
+
+
+def _place(low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return "–"
+    return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
+
+
+def _between(found: Bounds) -> str:
+    return "" if found.low is None or found.high is None else f"{plain(found.low, 3)} to {plain(found.high, 3)}"
 
 
 def _at(values: list[float | None], place: int) -> float | None:

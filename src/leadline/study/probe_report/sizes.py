@@ -22,7 +22,7 @@ def sizes(report: ProbeValues) -> list[Picture]:
             axis="RMS of the block's output",
             reading="A line that climbs means that the signal handed to the next block keeps growing, which leaves "
             "each later block a smaller share of it.",
-            note="Block 1 often jumps because the embedding is small; judge the slope from block 2 on.",
+            note="Block 0 often jumps because the embedding is small; judge the slope from block 1 on.",
             tip="{name}, block {x}: RMS {y}",
             log=True,
         ),
@@ -75,8 +75,8 @@ def sizes(report: ProbeValues) -> list[Picture]:
             heading="Size of sublayer outputs",
             label="Root mean square of what each sublayer gives, on a logarithmic axis",
             axis="RMS of the sublayer's output",
-            reading="Where outputs grow along depth, later sublayers have to shout to be heard over a stream that "
-            "grows as well.",
+            reading="Where outputs grow along depth, later sublayers must write larger updates to have an effect on a "
+            "stream that grows as well.",
             tip="{name}, block {x}: RMS {y}",
             log=True,
         ),

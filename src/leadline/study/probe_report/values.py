@@ -4,7 +4,7 @@ leadline, command, created, seconds, machine
 data       name, hash, heldout_tokens
 settings   tokens, context, batch_size, parts, seed, device, dtype
 models     one object each:
-    name, path, kind, tokenizer, context
+    name, path, kind, tokenizer, context, vocab_size
     status             "ok" or "failed"; error says why
     seconds            how long it was measured
     tokens, batches    of text that were there to measure on
@@ -20,6 +20,7 @@ from typing import Any
 
 from leadline.drawing.pictures import Entry, Row
 from leadline.drawing.reading import items, mapping, number, row, rows, some, text
+from leadline.probes.paired import Bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class ModelValues:
     kind: str
     tokenizer: str
     context: float | None
+    vocab_size: float | None
     data_hash: str
     failed: bool
     error: str
@@ -52,6 +54,7 @@ class ModelValues:
             kind=text(data.get("kind")),
             tokenizer=text(data.get("tokenizer")),
             context=number(data.get("context")),
+            vocab_size=number(data.get("vocab_size")),
             data_hash=text(data.get("data_hash")),
             failed=text(data.get("status")) == "failed",
             error=text(data.get("error")),
@@ -78,6 +81,10 @@ class ModelValues:
     def number(self, *path: str) -> float | None:
         """One number of the measurement."""
         return number(self._at(*path))
+
+    def bounds(self, *path: str) -> Bounds:
+        """A value within its interval."""
+        return Bounds(*(self.number(*path, key) for key in ("value", "low", "high")))
 
     def values(self, *path: str) -> Row:
         """A list of numbers; empty where it was not measured."""
@@ -145,32 +152,40 @@ class ProbeValues:
         return list(dict.fromkeys(name for model in self.measured for block in model.sublayers for name in block))
 
 
-def growth(model: ModelValues) -> float | None:
-    """How many times larger the last block's output is than that of block 2; block 1's jump is the embedding's."""
-    values = model.values("activations", "blocks", "rms")
-    first, last = (values[1], values[-1]) if len(values) > 2 else (None, None)
-    return last / first if first and last is not None else None
+def growth(model: ModelValues) -> Bounds:
+    """How many times larger the last block's output is than that of block 1; block 0's jump is the embedding's."""
+    return model.bounds("activations", "growth")
 
 
-def front_half(model: ModelValues) -> float | None:
-    """The share of all blocks' ΔM that the first half of them has; falls of the loss count as zero."""
-    values = model.values("ablation", "blocks", "nats")
-    rises = [max(v, 0.0) for v in some(values)]
-    if len(rises) < 2 or len(rises) < len(values) or not sum(rises):
-        return None
-    return sum(rises[: len(rises) // 2]) / sum(rises)
+def first_half(model: ModelValues) -> Bounds:
+    """What the first half of the blocks makes up of all blocks' ΔM."""
+    return model.bounds("ablation", "first_half")
 
 
-def least_needed(model: ModelValues) -> list[int]:
-    """The blocks, from 0, in the order of what it costs to leave them out, cheapest first.
+def least(model: ModelValues, criterion: str) -> list[int]:
+    """The blocks that the criterion finds least important and can't tell apart; all of them where it tells none.
 
-    By the ablation's ΔM, or by Block Influence where there was no ablation.
+    Args:
+        criterion: "ablation", "similarity" (Block Influence) or "gradient" (the share over training, where the run
+            has recorded it: a record of the run, so there is no doubt about the lowest; else that on this text).
     """
-    values = model.values("ablation", "blocks", "nats")
-    if not some(values):
-        values = model.values("similarity", "block_influence")
-    present = [(value, block) for block, value in enumerate(values) if value is not None]
-    return [block for _, block in sorted(present)]
+    shares = some(model.training_share)
+    if criterion == "gradient" and shares:
+        return [block for block, share in enumerate(model.training_share) if share == min(shares)]
+    return [block for block, (low, _) in enumerate(places(model, criterion)) if low == 1]
+
+
+def most(model: ModelValues, criterion: str) -> list[int]:
+    """The blocks that the criterion, "ablation" or "similarity", finds most important and can't tell apart."""
+    found = places(model, criterion)
+    return [block for block, (_, high) in enumerate(found) if high == len(found)]
+
+
+def places(model: ModelValues, criterion: str) -> list[tuple[float | None, float | None]]:
+    """Between which places each block stands, 1 being the least important; empty where that wasn't measured."""
+    path = {"ablation": ("ablation", "blocks"), "similarity": ("similarity",), "gradient": ("gradients", "blocks")}
+    low, high = (model.values(*path[criterion], key) for key in ("place_low", "place_high"))
+    return list(zip(low, high, strict=False))
 
 
 def percent(values: Row) -> Row:
