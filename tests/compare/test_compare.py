@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from leadline.cli.compare import Arguments, command_line, run
@@ -88,11 +89,15 @@ def test_results_hold_everything(compared: tuple[Path, int]) -> None:
     base, mgr, _ = results["designs"]
     assert base["difference"] is None
     assert len(mgr["difference"]["pairs"]) == 2
+    assert mgr["difference"]["text"]["sequences"] == 8
+    losses = np.load(out / "runs" / "prenorm-seed0" / "heldout.npy")
+    assert losses.mean() == pytest.approx(base["loss"]["values"][0], rel=1e-5)
     assert mgr["difference"]["low"] < mgr["difference"]["mean"] < mgr["difference"]["high"]
     for design in (base, mgr):
         assert len(design["bits_per_byte"]["values"]) == 2
         assert 1 < design["bits_per_byte"]["mean"] < 9
         assert design["tokens_per_second"] > 0
+        assert len(design["speed"]["seconds"]) == 6
         assert design["peak_memory_bytes"] > 0
         assert design["parameters"] > 0
         assert design["flops_per_token"] > 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -159,3 +160,10 @@ def test_an_interruption_lets_the_workers_save(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "saved").exists()
     assert not (tmp_path / "c").exists()
     assert read_failure(tmp_path / "a") is None
+
+
+def test_turns_come_before_length(tmp_path: Path) -> None:
+    """A seed's runs start before the next seed's, whatever they cost."""
+    second, first = jobs(tmp_path, second={"cost": 9}, first={"cost": 1})
+    run([dataclasses.replace(second, turn=1), first], slots=1)
+    assert (tmp_path / "order.txt").read_text().split() == ["first", "second"]

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from leadline.compare.statistics import Difference, differences
-from leadline.compare.verdict import verdict
+from leadline.compare.verdict import AT_512, verdict
 
 
 def design(name: str, values: list[float | None], speed: float = 1000.0, **other: Any) -> dict[str, Any]:
@@ -16,7 +19,8 @@ def design(name: str, values: list[float | None], speed: float = 1000.0, **other
         "error": None if status == "ok" else "loss is not finite at step 3",
         "bits_per_byte": mean,
         "difference": None,
-        "tokens_per_second": speed,
+        "speed": {"seconds": [wave / speed for wave in (1.0, 1.3, 1.1, 0.9, 1.2, 1.0)]} if speed else None,
+        "tokens_per_second": 1.0,
         "peak_memory_bytes": 10**9,
         **other,
     }
@@ -24,16 +28,24 @@ def design(name: str, values: list[float | None], speed: float = 1000.0, **other
 
 def as_data(difference: Difference) -> dict[str, Any]:
     own = difference.interval
-    return {"mean": own.mean, "low": own.low, "high": own.high, "beyond_noise": difference.beyond_noise}
+    text = difference.text
+    return {
+        "mean": own.mean,
+        "low": own.low,
+        "high": own.high,
+        "beyond_noise": difference.beyond_noise,
+        "text": None if text is None else {"low": text.low, "high": text.high},
+        "too_little_text": difference.too_little_text,
+    }
 
 
-def results(*designs: dict[str, Any], rates: Any = ()) -> dict[str, Any]:
+def results(*designs: dict[str, Any], rates: Any = (), sequences: Any = None, dim: int = 72) -> dict[str, Any]:
     values = {
         d["name"]: {s: v for s, v in enumerate(d["bits_per_byte"]["values"]) if v is not None}
         for d in designs
         if d["bits_per_byte"] is not None
     }
-    found = differences(values, "prenorm")
+    found = differences(values, "prenorm", sequences)
     for one in designs:
         if one["name"] in found:
             one["difference"] = as_data(found[one["name"]])
@@ -42,7 +54,8 @@ def results(*designs: dict[str, Any], rates: Any = ()) -> dict[str, Any]:
         "baseline": "prenorm",
         "learning_rates": list(rates),
         "budget": {"tokens": 512000},
-        "preset": {"name": "tiny", "blocks": 24, "dim": 72},
+        "preset": {"name": "tiny", "blocks": 24, "dim": dim},
+        "data": {"read_bytes": 4096},
     }
 
 
@@ -61,7 +74,7 @@ def test_a_clear_winner_with_its_price() -> None:
     )
     assert got["headline"] == "Choose attnres: 0.120 bits per byte below prenorm."
     said = text(got)
-    assert "takes 25\u00a0% longer per token than prenorm" in said
+    assert "takes more time for a step than prenorm (1.25 times, 1.25 to 1.25)" in said
     assert "Behind prenorm: lns +0.100." in said
     assert "peri differs from prenorm not beyond noise" in said
     assert "512,000 tokens" in said
@@ -93,11 +106,11 @@ def test_the_baseline_wins() -> None:
 
 def test_one_seed_says_that_it_is_one() -> None:
     got = verdict(results(design("prenorm", [2.70]), design("attnres", [2.58]), design("mgr", [2.68])))
-    assert got["headline"] == "Choose attnres: 0.120 bits per byte below prenorm (one seed)."
+    assert got["headline"] == "Ahead in one seed: attnres, 0.120 bits per byte below prenorm."
     assert "One seed: differences under 0.05 bits per byte should be read as noise" in text(got)
     assert "mgr differs from prenorm by less than 0.05 (mgr −0.020)." in text(got)
     small = verdict(results(design("prenorm", [2.70]), design("mgr", [2.66])))
-    assert small["headline"].startswith("No difference beyond noise")
+    assert small["headline"].startswith("One seed shows no difference that matters")
 
 
 def test_failures_are_told() -> None:
@@ -124,3 +137,66 @@ def test_a_rate_at_the_edge_is_warned_of() -> None:
     assert "prenorm liked the largest learning rate tried, 0.008" in said
     curve = {"design": "prenorm", "points": points, "chosen": 0.004}
     assert "liked" not in text(verdict(results(design("prenorm", [2.7]), design("mgr", [2.7]), rates=[curve])))
+
+
+def test_speed_within_noise_breaks_no_tie() -> None:
+    fast = design("block", [2.581, 2.590, 2.573], speed=900.0)
+    fast["speed"]["seconds"] = [0.001, 0.004, 0.001, 0.001, 0.001, 0.001]
+    best = design("attnres", [2.580, 2.592, 2.569], speed=400.0)
+    got = verdict(results(design("prenorm", [2.70, 2.71, 2.69]), best, fast))
+    assert got["headline"].startswith("Choose attnres")
+    few = design("block", [2.581, 2.590, 2.573], speed=900.0)
+    few["speed"]["seconds"] = few["speed"]["seconds"][:3]
+    best["speed"]["seconds"] = best["speed"]["seconds"][:3]
+    prenorm = design("prenorm", [2.70, 2.71, 2.69])
+    prenorm["speed"]["seconds"] = prenorm["speed"]["seconds"][:3]
+    got = verdict(results(prenorm, best, few))
+    assert got["headline"].startswith("Choose attnres"), "three rounds have no interval of 95 %"
+    assert "takes no other time for a step than prenorm beyond noise" in text(got)
+
+
+def test_without_a_measured_speed_nothing_is_said_of_it() -> None:
+    got = verdict(results(design("prenorm", [2.70, 2.71], speed=0), design("mgr", [2.5, 2.51], speed=0)))
+    assert got["headline"].startswith("Choose mgr")
+    assert "time" not in text(got)
+
+
+def test_a_small_width_says_that_overheads_shrink() -> None:
+    designs = (design("prenorm", [2.70, 2.71, 2.69]), design("attnres", [2.58, 2.59, 2.57]))
+    assert "At width 72 a design's own operations weigh most" in text(verdict(results(*designs)))
+    assert "at width 512 attnres took 1.11 (0.99–1.16) times" in text(verdict(results(*designs)))
+    assert "weigh most" not in text(verdict(results(*designs, dim=512)))
+
+
+def test_figures_at_512_are_those_of_the_benchmarks() -> None:
+    table = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for name, figure in AT_512.items():
+        assert f"| {name} | {figure}" in table
+
+
+def test_beyond_noise_but_too_small_to_matter() -> None:
+    got = verdict(results(design("prenorm", [2.70, 2.71, 2.69]), design("peri", [2.68, 2.6901, 2.67])))
+    assert got["headline"] == "No difference that matters: no design is ahead of prenorm by 0.05 bits per byte."
+    assert "peri differs from prenorm beyond noise, but by less than the 0.05" in text(got)
+
+
+def test_too_little_text_is_the_verdict() -> None:
+    found = results(design("prenorm", [2.7, 2.71]), design("mgr", [2.6, 2.61]), sequences=noisy(0.1, 0.5, 16))
+    got = verdict(found)
+    assert got["headline"].startswith("Too little text: 4,096 held-out bytes")
+    assert "would do" in text(got)
+    assert "Choose" not in text(got)
+    one = verdict(results(design("prenorm", [2.7]), design("mgr", [2.6]), sequences=noisy(0.1, 0.5, 16)))
+    assert one["headline"].startswith("Too little text")
+    enough = verdict(results(design("prenorm", [2.7]), design("mgr", [2.6]), sequences=noisy(0.1, 0.01, 16)))
+    assert enough["headline"].startswith("Ahead in one seed: mgr")
+    assert "interval over held-out text alone" in text(enough)
+
+
+def noisy(gap: float, spread: float, count: int) -> dict[str, dict[int, Any]]:
+    """Losses by sequence of prenorm and mgr on two seeds, whose difference is -gap and varies over the text."""
+    wave = spread * np.resize([1.0, -1.0], count)
+    return {
+        "prenorm": {s: np.full(count, 2.7 + 0.01 * s) for s in range(2)},
+        "mgr": {s: 2.7 + 0.01 * s - gap + wave for s in range(2)},
+    }

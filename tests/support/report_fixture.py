@@ -107,6 +107,7 @@ def _design(index: int, name: str, seeds: int, blocks: int) -> dict[str, Any]:
         "loss": _estimate([v * math.log(2) for v in values]),
         "bits_per_byte": _estimate(values),
         "difference": None,
+        "speed": {"ratio": slow, "low": 0.97 * slow, "high": 1.04 * slow},
         "tokens_per_second": 4300 / slow * rng.uniform(0.98, 1.02),
         "peak_memory_bytes": int(4.1e8 * (1 + 0.25 * (slow - 1))),
         "parameters": 1_486_000 + int(9000 * slow),
@@ -142,7 +143,16 @@ def _fail(design: dict[str, Any]) -> None:
     design.update(
         status="failed", error="the loss was not finite at step 212 (seed 0): lower --learning-rate", difference=None
     )
-    for key in ("loss", "bits_per_byte", "tokens_per_second", "peak_memory_bytes", "seconds", "curve", "depth"):
+    for key in (
+        "loss",
+        "bits_per_byte",
+        "speed",
+        "tokens_per_second",
+        "peak_memory_bytes",
+        "seconds",
+        "curve",
+        "depth",
+    ):
         design[key] = None
 
 

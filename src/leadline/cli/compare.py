@@ -102,6 +102,9 @@ class Arguments:
     """Train runs that failed, or whose files are damaged, from the start. Without it failed runs go on where they were,
     and damaged ones stay as they are."""
 
+    speed_rounds: int = 6
+    """Rounds after the runs in which all designs take turns at a step, to compare their speed; 0 measures none."""
+
 
 def run(arguments: Arguments) -> int:
     """Runs the comparison and prints its verdict. Returns 0, or 1 where a run failed."""
@@ -113,6 +116,8 @@ def run(arguments: Arguments) -> int:
     for option, value in (("--jobs", arguments.jobs), ("--threads", arguments.threads)):
         if value is not None and value < 1:
             raise UsageError(f"{option} {value} is too small; 1 or more work")
+    if arguments.speed_rounds < 0:
+        raise UsageError(f"--speed-rounds {arguments.speed_rounds} is too small; 0 measures no speed, 6 or more do")
     asked = wish(arguments)
     usable_device(arguments.device)
     data = resolve(arguments.data)
@@ -124,6 +129,7 @@ def run(arguments: Arguments) -> int:
         jobs=arguments.jobs,
         threads=arguments.threads,
         rerun=arguments.rerun,
+        speed_rounds=arguments.speed_rounds,
         command=command_line(arguments),
     )
     print_verdict(results, arguments.out)
@@ -202,6 +208,8 @@ def _columns(design: dict[str, Any], baseline: str) -> str:
     elif difference is not None:
         said = fixed(difference["mean"], sign=True)
         beyond = {True: "yes", False: "no", None: "one seed"}[difference["beyond_noise"]]
+        beyond = "little text" if difference["too_little_text"] else beyond
+        beyond = "yes, small" if beyond == "yes" and not difference["matters"] else beyond
     speed = design["tokens_per_second"]
     return (
         f"{design['bits_per_byte']['mean']:9.3f}  {said:>10}  {beyond:>12}  " + (f"{speed:8,.0f}" if speed else "")

@@ -45,6 +45,7 @@ class Job:
         cost: the expected time in any unit that is the same for all jobs.
         measured: whether it ends with measurements along depth.
         unit: what it trains on, for people.
+        turn: jobs of an earlier turn start before those of a later one.
     """
 
     label: str
@@ -54,6 +55,7 @@ class Job:
     cost: float
     measured: bool = True
     unit: str = "tokens"
+    turn: int = 0
 
     @property
     def done(self) -> bool:
@@ -79,7 +81,7 @@ class Display(Protocol):
 def run_jobs(
     jobs: Sequence[Job], *, slots: int, threads: int, display: Display, worker: Sequence[str] = WORKER
 ) -> dict[str, str]:
-    """Runs the jobs that are not done, the longest first, `slots` at a time.
+    """Runs the jobs that are not done, `slots` at a time: turn by turn, and within a turn the longest first.
 
     One that fails does not stop the others; its message goes to `failed.json` in its folder.
 
@@ -93,7 +95,7 @@ def run_jobs(
     Raises:
         KeyboardInterrupt: interrupted; all workers have saved and ended.
     """
-    waiting = sorted((job for job in jobs if not job.done), key=lambda job: -job.cost)
+    waiting = sorted((job for job in jobs if not job.done), key=lambda job: (job.turn, -job.cost))
     runner = _Runner(tuple(worker), threads, display)
     for job in waiting:
         job.folder.parent.mkdir(parents=True, exist_ok=True)

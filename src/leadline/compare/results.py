@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any
 from leadline.compare.gather import RunResult, measured, read_run
 from leadline.compare.machine import describe_machine
 from leadline.compare.plan import DesignPlan, Plan
-from leadline.compare.statistics import Difference, differences
+from leadline.compare.speed import ratio_of
+from leadline.compare.statistics import SMALLEST_EFFECT, Difference, Interval, differences
 from leadline.compare.verdict import verdict
 from leadline.files import write_json, write_text
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from leadline.data import DataSet
     from leadline.designs import ShapeConfig
 
@@ -51,11 +55,13 @@ def collect(
     rates: Mapping[str, float],
     sweeps: Sequence[dict[str, Any]],
     command: str,
+    speeds: Mapping[str, Sequence[float]],
 ) -> dict[str, Any]:
     """The whole content of `results.json`, from the folders of the runs.
 
     Args:
         rates: the learning rate that each design was run with.
+        speeds: seconds of a step by design and round; empty where they were not measured.
         sweeps: the `learning_rates` part, from this run's sweep; where it is empty, the shipped sweep stands in.
     """
     import leadline
@@ -74,6 +80,7 @@ def collect(
             for name, of_design in runs.items()
         },
         plan.baseline,
+        _sequences(plan, runs, data),
     )
     tokens = next(d.tokens for d in plan.designs if d.name == plan.baseline)
     results: dict[str, Any] = {
@@ -87,6 +94,7 @@ def collect(
             "train_tokens": data.train.tokens,
             "heldout_tokens": data.heldout.tokens,
             "tokenizer": data.tokenizer.name,
+            "read_bytes": _read_bytes(plan, data),
         },
         "budget": {
             "kind": "tokens" if plan.flops is None else "flops",
@@ -103,6 +111,7 @@ def collect(
             {
                 **_facts(d, shape, data.vocab_size, rates[d.name]),
                 **measured(runs[d.name]),
+                "speed": _speed(speeds, d.name, plan.baseline),
                 "difference": _difference(found.get(d.name)),
             }
             for d in plan.designs
@@ -179,7 +188,44 @@ def _difference(found: Difference | None) -> dict[str, Any] | None:
         "beyond_noise": found.beyond_noise,
         "p_value": found.p_value,
         "pairs": list(found.pairs),
+        "matters": abs(own.mean) >= SMALLEST_EFFECT,
+        "seeds": _ends(found.seeds),
+        "text": None if found.text is None else {**_ends(found.text), "sequences": found.sequences},
+        "too_little_text": found.too_little_text,
     }
+
+
+def _ends(of: Interval) -> dict[str, float | None]:
+    return {"low": of.low, "high": of.high}
+
+
+def _speed(speeds: Mapping[str, Sequence[float]], name: str, baseline: str) -> dict[str, Any] | None:
+    """A design's time for a step over the baseline's, and its seconds by round."""
+    if name not in speeds or baseline not in speeds:
+        return None
+    ratio = ratio_of(speeds[name], speeds[baseline])
+    return {"ratio": ratio.median, "low": ratio.low, "high": ratio.high, "seconds": list(speeds[name])}
+
+
+def _sequences(
+    plan: Plan, runs: Mapping[str, Sequence[RunResult]], data: DataSet
+) -> dict[str, dict[int, NDArray[np.float64]]]:
+    """Bits per byte of every held-out sequence, by design and seed, of the runs that kept them."""
+    from leadline.data import bits_per_byte
+    from leadline.training.sequences import load_sequences
+
+    unit = bits_per_byte(1.0, data.heldout.bytes_per_token)
+    found: dict[str, dict[int, NDArray[np.float64]]] = {}
+    for name, of_design in runs.items():
+        losses = {s: load_sequences(run.folder) for s, run in zip(plan.seeds, of_design, strict=True) if run.summary}
+        found[name] = {seed: unit * of for seed, of in losses.items() if of is not None}
+    return found
+
+
+def _read_bytes(plan: Plan, data: DataSet) -> int:
+    """Bytes of held-out text that an evaluation reads."""
+    windows = max(1, min(data.heldout.windows(plan.context), plan.evaluate_tokens // plan.context))
+    return round(windows * plan.context * data.heldout.bytes_per_token)
 
 
 def _shipped(plan: Plan) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from leadline.compare.machine import cores
 from leadline.compare.plan import DesignPlan, Plan, check_out, keep_plan
 from leadline.compare.progress import display_for
 from leadline.compare.results import collect, run_folder, write_results
+from leadline.compare.speed import SPEED_ROUNDS, measured_speeds
 from leadline.config import to_dict
 from leadline.errors import LeadlineError
 from leadline.interrupt import termination_interrupts
@@ -34,6 +35,7 @@ def compare(
     jobs: int | None = None,
     threads: int | None = None,
     rerun: bool = False,
+    speed_rounds: int = SPEED_ROUNDS,
     command: str = "leadline compare",
 ) -> dict[str, Any]:
     """Runs what is missing of a comparison, and writes `results.json`, `results.csv` and `report.html`.
@@ -43,6 +45,7 @@ def compare(
         threads: of each run; by default the cores divided by the jobs.
         rerun: train runs that failed or are damaged from the start; failed ones go on where they were otherwise, and
             damaged ones stay.
+        speed_rounds: in which all designs take turns at a step, after the runs; 0 measures no speed.
         command: that repeats it, for the report.
 
     Returns:
@@ -65,7 +68,8 @@ def compare(
             sweeps = [_swept(plan, out, design) for design in plan.designs]
             rates = {curve["design"]: curve["chosen"] for curve in sweeps}
         _run(_jobs(plan, out, rates), slots, threads, rerun)
-        results = collect(plan, out, data, rates, sweeps, command)
+        speeds = measured_speeds(out, _finished(plan, out, rates), speed_rounds, slots * threads)
+        results = collect(plan, out, data, rates, sweeps, command, speeds)
         write_results(results, plan, out, rates)
         from leadline.compare.report import write_report
 
@@ -82,10 +86,20 @@ def _jobs(plan: Plan, out: Path, rates: Mapping[str, float]) -> list[Job]:
             content={"config": run_config(plan, design, seed, rates[design.name]), "measure": measure},
             tokens=design.tokens,
             cost=_cost(plan, design),
+            turn=turn,
         )
+        for turn, seed in enumerate(plan.seeds)
         for design in plan.designs
-        for seed in plan.seeds
     ]
+
+
+def _finished(plan: Plan, out: Path, rates: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """A configuration of every design that finished on some seed."""
+    return {
+        design.name: run_config(plan, design, plan.seeds[0], rates[design.name])
+        for design in plan.designs
+        if any(read_run(run_folder(out, design, seed)).summary is not None for seed in plan.seeds)
+    }
 
 
 def _sweep_jobs(plan: Plan, out: Path) -> list[Job]:

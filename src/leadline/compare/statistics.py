@@ -1,14 +1,18 @@
-"""From losses by seed to intervals and to "beyond noise".
+"""From losses by seed, and by held-out sequence, to intervals and to "beyond noise".
 
 Seeds are blocks: all designs of one seed see the same data in the same order, so a design is compared with the
 baseline by the differences of pairs. A difference is called *beyond noise* when two things hold:
 
-1. its own 95 % interval (Student's t over the pairs, n − 1 degrees of freedom) excludes zero, and
-2. it stays below 5 % after Holm's correction over all designs compared, with the noise estimated from all designs
-   together: the residual of the model "design + seed", as in an analysis of variance with blocks.
+1. its own 95 % interval excludes zero, and
+2. it stays below 5 % after Holm's correction over all designs compared.
 
-The first makes no assumption about the other designs; the second keeps a long list of designs from producing a
-winner by chance. With two designs the two are the same test. The rule is ours; its parts are textbook.
+The noise of seeds in 2. is pooled over the baseline and all designs whose noise agrees: the residual of the model
+"design + seed", as in an analysis of variance with blocks. Designs that are noisier than the rest (see `quiet`) are
+left out of that pool and judged by their own pairs; if the baseline is such a one, so is every design.
+
+Where the losses of single held-out sequences are known, both intervals have a second part, the text: the differences
+of a sequence, averaged over seeds, as a sample of texts. Half-widths by Student's t of the two parts add as squares,
+so that an interval is never narrower than either part. The rule is ours; its parts are textbook.
 """
 
 from __future__ import annotations
@@ -19,10 +23,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import bisect
+from scipy.special import fdtrc, stdtrit
 
 LEVEL = 0.95
 SMALLEST_EFFECT = 0.05
-"""Bits per byte below which a difference between designs does not matter, in every comparison and study [ours]."""
+"""Bits per byte: the smallest difference that matters, for `compare` and for every study.
+
+Seeds of one design differ by 0.01 to 0.09. On one seed a smaller difference is read as noise; on several it may lie
+beyond noise, but no choice hangs on it.
+"""
+FEWEST_SEQUENCES = 8
+"""Held-out sequences below which no difference is called beyond noise."""
+DISAGREE = 0.05
+"""The level of the F test by which designs are found noisier than the rest, shared among the sets tried."""
+
+Values = Mapping[str, Mapping[int, float]]
+Sequences = Mapping[str, Mapping[int, NDArray[np.float64]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,53 +53,37 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part:
+    """One source of noise of a mean: its standard error, and the degrees of freedom that this is known with."""
+
+    error: float
+    freedom: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Difference:
     """A design minus the baseline.
 
     Attributes:
+        interval: over seeds and, where known, text.
         pairs: the differences by seed, in the order of the seeds that both finished.
         beyond_noise: None where there are fewer than two pairs.
         p_value: after Holm's correction; None likewise.
+        seeds: the interval over seeds alone.
+        text: the interval over held-out sequences alone; None where their losses were not kept.
+        sequences: how many of them.
+        too_little_text: it would be beyond noise by its seeds, or matter on one seed, but the text is too small to
+            tell.
     """
 
     interval: Interval
     pairs: tuple[float, ...]
     beyond_noise: bool | None
     p_value: float | None
-
-
-def student_two_sided(t: float, freedom: int) -> float:
-    """P(|T| > |t|) for Student's t with a whole number of degrees of freedom.
-
-    The finite series of Abramowitz and Stegun, 26.7.3 and 26.7.4.
-    """
-    if freedom < 1:
-        raise ValueError(f"degrees of freedom must be at least 1, not {freedom}")
-    if math.isinf(t):
-        return 0.0
-    angle = math.atan(abs(t) / math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
-    for k in range(odd, freedom - 1, 2):
-        total += term
-        term *= cosine * cosine * (k + 1) / (k + 2)
-    inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
-    return max(0.0, 1.0 - inside)
-
-
-def student_quantile(level: float, freedom: int) -> float:
-    """The t for which P(|T| < t) = level: 12.706 for 0.95 and one degree of freedom."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, not {level}")
-    low, high = 0.0, math.pi / 2
-    for _ in range(100):
-        middle = (low + high) / 2
-        if student_two_sided(math.sqrt(freedom) * math.tan(middle), freedom) > 1 - level:
-            low = middle
-        else:
-            high = middle
-    return math.sqrt(freedom) * math.tan(low)
+    seeds: Interval
+    text: Interval | None = None
+    sequences: int | None = None
+    too_little_text: bool = False
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -90,32 +92,52 @@ def interval(values: Sequence[float]) -> Interval:
     Raises:
         ValueError: there are no values.
     """
-    mean = statistics.fmean(values)
-    if len(values) < 2:
+    return interval_of(statistics.fmean(values), _parts(values))
+
+
+def interval_of(mean: float, parts: Sequence[Part]) -> Interval:
+    """A mean and its 95 % interval from all its sources of noise; none without any."""
+    if not parts:
         return Interval(mean=mean, low=None, high=None)
-    half = student_quantile(LEVEL, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    half = _half_width(parts, 1 - LEVEL)
     return Interval(mean=mean, low=mean - half, high=mean + half)
 
 
-def differences(values: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, Difference]:
+def p_value(mean: float, parts: Sequence[Part]) -> float:
+    """The two-sided level at which the interval of a mean just reaches zero; Student's t test for one part."""
+    rounding = 1e-12
+    if abs(mean) <= rounding:
+        return 1.0
+    if all(part.error <= rounding for part in parts):
+        return 0.0
+
+    def beyond(log_level: float) -> float:
+        return _half_width(parts, math.exp(log_level)) - abs(mean)
+
+    lowest = -500.0
+    return 0.0 if beyond(lowest) < 0 else math.exp(float(bisect(beyond, lowest, 0.0)))
+
+
+def differences(values: Values, baseline: str, sequences: Sequences | None = None) -> dict[str, Difference]:
     """Every other design against the baseline.
 
     Args:
         values: a loss by design and seed; runs that failed are left out. Smaller is better.
+        sequences: of the same runs the losses of the held-out sequences, (sequences,), in the same unit and order;
+            used for a design where all its pairs have them.
 
     Returns:
         By design; designs that share no seed with the baseline are left out.
     """
     reference = values.get(baseline, {})
-    pairs = {
-        design: tuple(by_seed[seed] - reference[seed] for seed in sorted(by_seed) if seed in reference)
-        for design, by_seed in values.items()
-        if design != baseline
-    }
-    pairs = {design: found for design, found in pairs.items() if found}
-    pooled = _pooled_p_values({d: values[d] for d in (baseline, *pairs) if d in values}, baseline)
-    tested = holm({design: pooled[design] for design, found in pairs.items() if len(found) > 1 and design in pooled})
-    return {design: _difference(found, tested.get(design)) for design, found in pairs.items()}
+    shared = {d: [seed for seed in sorted(values[d]) if seed in reference] for d in values if d != baseline}
+    pairs = {d: tuple(values[d][s] - reference[s] for s in seeds) for d, seeds in shared.items() if seeds}
+    texts = {d: _by_sequence(sequences or {}, d, baseline, shared[d]) for d in pairs}
+    pooled = _pooled({d: values[d] for d in (baseline, *pairs) if d in values}, baseline)
+    parts = {d: pooled.get(d) or _parts(found) for d, found in pairs.items() if len(found) > 1}
+    alone = holm({d: p_value(statistics.fmean(pairs[d]), seeds) for d, seeds in parts.items()})
+    whole = holm({d: p_value(statistics.fmean(pairs[d]), [*seeds, *_parts(texts[d])]) for d, seeds in parts.items()})
+    return {d: _difference(pairs[d], texts[d], alone.get(d), whole.get(d)) for d in pairs}
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
@@ -128,44 +150,129 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return corrected
 
 
-def _difference(pairs: tuple[float, ...], p_value: float | None) -> Difference:
-    own = interval(pairs)
-    if own.low is None or own.high is None or p_value is None:
-        return Difference(interval=own, pairs=pairs, beyond_noise=None, p_value=None)
-    excludes_zero = own.low > 0 or own.high < 0
+def quiet(values: Values) -> list[str]:
+    """The designs whose noise agrees.
+
+    The noisiest are left out, one, two, … at a time but fewer than half of those left, while an F test of what they
+    add to the residual of "design + seed" against the residual of the rest says so. Its level of 5 % is divided by
+    the number of sets as large that could have been picked. Eight designs on three seeds lose one whose variance
+    comes out more than about eight times that of the rest; one that stays widens the others' noise by half at most.
+    """
+    names = list(values)
+    while True:
+        left_out = _noisiest(values, names)
+        if not left_out:
+            return names
+        names = [name for name in names if name not in left_out]
+
+
+def _noisiest(values: Values, names: Sequence[str]) -> list[str]:
+    squares, freedom = _residual(values, names)
+    picked: list[str] = []
+    while len(picked) + 1 <= (len(names) - 1) // 2:
+        rest = [name for name in names if name not in picked]
+        less = {name: _residual(values, [other for other in rest if other != name]) for name in rest}
+        name = min(rest, key=lambda name: less[name][0])
+        picked.append(name)
+        kept, kept_freedom = less[name]
+        added = freedom - kept_freedom
+        rounding = 1e-24 * max(1.0, *(v * v for design in names for v in values[design].values()))
+        if added < 1 or kept_freedom < 1 or squares - kept <= rounding:
+            continue
+        ratio = (squares - kept) / added / max(kept / kept_freedom, rounding)
+        if fdtrc(added, kept_freedom, ratio) < DISAGREE / math.comb(len(names), len(picked)):
+            return picked
+    return []
+
+
+def _difference(
+    pairs: tuple[float, ...], text: Sequence[float], alone: float | None, whole: float | None
+) -> Difference:
+    seeds = interval(pairs)
+    both = interval_of(seeds.mean, [*_parts(pairs), *_parts(text)]) if len(pairs) > 1 else seeds
+    beyond = None if whole is None else _excludes_zero(both) and whole < 1 - LEVEL
+    by_seeds = alone is not None and _excludes_zero(seeds) and alone < 1 - LEVEL
+    few = 0 < len(text) < FEWEST_SEQUENCES
+    if len(pairs) == 1:
+        by_seeds, beyond_text = abs(seeds.mean) >= SMALLEST_EFFECT, not text or _excludes_zero(interval(text))
+    else:
+        beyond_text = bool(beyond)
     return Difference(
-        interval=own, pairs=pairs, beyond_noise=bool(excludes_zero and p_value < 1 - LEVEL), p_value=p_value
+        interval=both,
+        pairs=pairs,
+        beyond_noise=beyond and not few,
+        p_value=whole,
+        seeds=seeds,
+        text=interval(text) if text else None,
+        sequences=len(text) or None,
+        too_little_text=by_seeds and (few or not beyond_text),
     )
 
 
-def _pooled_p_values(values: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, float]:
-    """Two-sided p-values of design − baseline from the least-squares fit of design + seed."""
-    designs = [baseline, *(d for d in values if d != baseline)]
-    seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
-    cells = [(d, s) for d in designs for s in seeds if s in values.get(d, {})]
-    if len(designs) < 2 or not cells:
+def _excludes_zero(of: Interval) -> bool:
+    return of.low is not None and of.high is not None and (of.low > 0 or of.high < 0)
+
+
+def _parts(values: Sequence[float]) -> list[Part]:
+    """The noise of a mean from its own values; nothing where there are fewer than two."""
+    if len(values) < 2:
+        return []
+    return [Part(error=statistics.stdev(values) / math.sqrt(len(values)), freedom=len(values) - 1)]
+
+
+def _half_width(parts: Sequence[Part], level: float) -> float:
+    return math.hypot(*(float(stdtrit(part.freedom, level / 2)) * part.error for part in parts))
+
+
+def _by_sequence(sequences: Sequences, design: str, baseline: str, seeds: Sequence[int]) -> list[float]:
+    """Differences by held-out sequence, averaged over seeds; empty where a run's are missing."""
+    mine, base = sequences.get(design, {}), sequences.get(baseline, {})
+    if not seeds or any(seed not in mine or seed not in base for seed in seeds):
+        return []
+    found = [mine[seed] - base[seed] for seed in seeds if mine[seed].shape == base[seed].shape]
+    if len({one.shape for one in found}) != 1 or len(found) < len(seeds):
+        return []
+    return [float(value) for value in np.mean(found, axis=0)]
+
+
+def _pooled(values: Values, baseline: str) -> dict[str, list[Part]]:
+    """The noise of seeds of each design − baseline, from all designs whose noise agrees with the baseline's."""
+    names = quiet(values)
+    if baseline not in names or len(names) < 2:
         return {}
-    # Columns: one per seed, and one per design but the baseline, whose coefficient is the difference asked for.
-    design_matrix = np.zeros((len(cells), len(seeds) + len(designs) - 1))
-    for row, (design, seed) in enumerate(cells):
-        design_matrix[row, seeds.index(seed)] = 1.0
-        if design != baseline:
-            design_matrix[row, len(seeds) + designs.index(design) - 1] = 1.0
-    observed = np.array([values[d][s] for d, s in cells])
-    rank = int(np.linalg.matrix_rank(design_matrix))
-    freedom = len(cells) - rank
+    squares, freedom = _residual(values, names)
     if freedom < 1:
         return {}
-    inverse = np.linalg.pinv(design_matrix.T @ design_matrix)
-    coefficients = inverse @ design_matrix.T @ observed
-    residual = observed - design_matrix @ coefficients
-    variance = float(residual @ residual) / freedom
-    result = {}
-    for index, design in enumerate(designs[1:], start=len(seeds)):
-        difference, error = float(coefficients[index]), math.sqrt(max(0.0, variance * float(inverse[index, index])))
-        rounding = 1e-12 * max(1.0, float(np.abs(observed).max()))
-        if abs(difference) <= rounding:
-            result[design] = 1.0
-        else:
-            result[design] = student_two_sided(difference / error if error > rounding else math.inf, freedom)
-    return result
+    columns = _columns(values, names)
+    inverse = np.linalg.pinv(columns.T @ columns)
+    found = {}
+    for index, name in enumerate(names):
+        if name != baseline:
+            contrast = np.zeros(columns.shape[1])
+            contrast[index], contrast[names.index(baseline)] = 1.0, -1.0
+            error = math.sqrt(max(0.0, squares / freedom * float(contrast @ inverse @ contrast)))
+            found[name] = [Part(error=error, freedom=freedom)]
+    return found
+
+
+def _columns(values: Values, names: Sequence[str]) -> NDArray[np.float64]:
+    """One row per run, one column per design and then per seed, (runs, designs + seeds)."""
+    seeds = sorted({seed for name in names for seed in values[name]})
+    cells = [(d, seeds.index(seed)) for d, name in enumerate(names) for seed in sorted(values[name])]
+    columns = np.zeros((len(cells), len(names) + len(seeds)))
+    for row, (design, seed) in enumerate(cells):
+        columns[row, design] = columns[row, len(names) + seed] = 1.0
+    return columns
+
+
+def _residual(values: Values, names: Sequence[str]) -> tuple[float, int]:
+    """The sum of squares that "design + seed" leaves, and its degrees of freedom."""
+    if len({frozenset(values[name]) for name in names}) == 1:  # every design on every seed: means do
+        table = np.array([[values[name][seed] for seed in sorted(values[name])] for name in names])
+        left = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
+        return float(np.square(left).sum()), (table.shape[0] - 1) * (table.shape[1] - 1)
+    columns = _columns(values, names)
+    observed = np.array([values[name][seed] for name in names for seed in sorted(values[name])])
+    found, _, rank, _ = np.linalg.lstsq(columns, observed, rcond=None)
+    left = observed - columns @ found
+    return float(left @ left), len(observed) - int(rank)

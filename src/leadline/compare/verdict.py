@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from leadline.compare.speed import Ratio, ratio_of
+from leadline.compare.statistics import SMALLEST_EFFECT, interval
 from leadline.drawing.words import fixed, percent
 
-ONE_SEED_NOISE = 0.05
-"""Bits per byte below which a difference on one seed is read as noise: prototype seeds differed by 0.01 to 0.09."""
+ONE_SEED_NOISE = SMALLEST_EFFECT
+"""Bits per byte below which a difference on one seed is read as noise."""
 SAME_SPEED = 0.05
-"""Time per token within this share is called the same: two runs share a machine while it is measured."""
+"""A time for a step, or a peak of memory, within this share of another's decides nothing."""
+SMALL_WIDTH = 256
+"""Below it the operations of a design weigh so much that its time says little about larger models."""
+ENOUGH_BYTES = 65_536
+"""Of held-out text, the least that is advised."""
+AT_512 = {
+    "attnres": "1.11 (0.99–1.16)",
+    "attnres-block": "1.03 (0.89–1.09)",
+    "mgr-competitive": "1.08 (0.96–1.11)",
+    "hc": "1.09 (0.91–1.30)",
+    "mhc-lite": "1.16 (0.97–1.33)",
+    "mhc": "1.12 (0.96–1.33)",
+    "bhyt": "0.91 (0.81–1.02)",
+    "peri-ln": "1.03 (0.89–1.16)",
+}
+"""Forward and backward as a multiple of PreNorm's at width 512, from docs/benchmarks.md."""
 
 Design = dict[str, Any]
 
@@ -37,106 +55,209 @@ def verdict(results: dict[str, Any]) -> dict[str, Any]:
             "sentences": sentences,
         }
     one_seed = all(d["difference"]["beyond_noise"] is None for d in others)
-    better = sorted((d for d in others if _sign(d, one_seed) < 0), key=_mean)
-    worse = sorted((d for d in others if _sign(d, one_seed) > 0), key=_mean)
-    level = sorted((d for d in others if _sign(d, one_seed) == 0), key=_mean)
-    headline, reasons = _headline(baseline, better, worse, level, one_seed)
-    reasons += _groups(baseline, better, worse, level, one_seed)
+    groups = _grouped(others, one_seed)
+    headline, reasons = _headline(results, baseline, groups, one_seed)
+    reasons += _told(baseline, groups, one_seed) + _text(results, others)
     return {"headline": headline, "sentences": [*reasons, *sentences, *_limits(results, one_seed)]}
 
 
-def _headline(
-    baseline: Design, better: list[Design], worse: list[Design], level: list[Design], one_seed: bool
-) -> tuple[str, list[str]]:
+@dataclass(frozen=True, kw_only=True)
+class _Groups:
+    """The designs by what their difference says, each in order of loss.
+
+    Attributes:
+        better, worse: beyond noise, and large enough to matter.
+        small: beyond noise, but smaller than what matters.
+        unclear: the seeds say that they differ, but the text is too small to tell.
+        level: within noise.
+    """
+
+    better: list[Design]
+    worse: list[Design]
+    small: list[Design]
+    unclear: list[Design]
+    level: list[Design]
+
+
+def _grouped(designs: Sequence[Design], one_seed: bool) -> _Groups:
+    found: dict[str, list[Design]] = {name: [] for name in ("better", "worse", "small", "unclear", "level")}
+    for design in sorted(designs, key=_mean):
+        found[_group(design["difference"], one_seed)].append(design)
+    return _Groups(**found)
+
+
+def _group(difference: dict[str, Any], one_seed: bool) -> str:
+    large = abs(difference["mean"]) >= SMALLEST_EFFECT
+    if difference.get("too_little_text"):
+        return "unclear"
+    if not (large if one_seed else difference["beyond_noise"]):
+        return "level"
+    return "small" if not large else "better" if difference["mean"] < 0 else "worse"
+
+
+def _headline(results: dict[str, Any], baseline: Design, groups: _Groups, one_seed: bool) -> tuple[str, list[str]]:
     name = baseline["name"]
-    if better:
-        chosen = _choice(better, one_seed)
-        on_one_seed = " (one seed)" if one_seed else ""
-        headline = f"Choose {chosen['name']}: {_amount(chosen)} below {name}{on_one_seed}."
-        reasons = [_price(chosen, baseline)]
-        if chosen is not better[0]:
-            best = better[0]
+    if groups.better:
+        chosen = _choice(groups.better, one_seed)
+        amount = f"{abs(chosen['difference']['mean']):.3f} bits per byte below {name}"
+        headline = (
+            f"{'Ahead in one seed:' if one_seed else 'Choose'} {chosen['name']}{',' if one_seed else ':'} {amount}."
+        )
+        reasons = [*filter(None, [_price(chosen, baseline)]), *_wider(results, chosen)]
+        best = groups.better[0]
+        if chosen is not best:
+            gap = _mean(chosen) - _mean(best)
+            why = "smaller than what matters" if gap < SMALLEST_EFFECT else "within noise"
             reasons.append(
-                f"{best['name']} has the lowest loss, but by {_gap(best, chosen)} only, which is noise, "
-                f"and {_slower(best, chosen)}."
+                f"{best['name']} has the lowest loss, but by {gap:.3f} bits per byte only, which is {why}, "
+                f"and {_speed(best, chosen)}."
             )
         return headline, reasons
-    if worse and not level:
-        return f"Keep {name}: every other design did worse.", []
-    if one_seed:
-        headline = f"No difference beyond noise: no design is ahead of {name} by {ONE_SEED_NOISE} bits per byte."
-    else:
+    if groups.unclear:
+        return f"Too little text: {_held_out(results)} can't tell {name} and the other designs apart.", []
+    if groups.worse and not groups.level and not groups.small:
+        seeds = " in one seed" if one_seed else ""
+        return f"Keep {name}: every other design did worse{seeds}.", []
+    beyond = "One seed shows no difference that matters" if one_seed else "No difference that matters"
+    if not one_seed and not groups.small:
         headline = f"No difference beyond noise: no design is ahead of {name} for certain."
-    fast = min([baseline, *level], key=_time)
-    if fast is baseline or _share(fast, baseline) > -SAME_SPEED:
-        return headline, [f"Keep {name}, the simplest of them."]
-    return headline, [f"{fast['name']} {_speed(fast, baseline)}, at a loss that does not differ beyond noise."]
+    else:
+        headline = f"{beyond}: no design is ahead of {name} by {SMALLEST_EFFECT} bits per byte."
+    fast = _fastest([baseline, *groups.small, *groups.level], baseline)
+    if fast is baseline:
+        return headline, [f"Keep {name}, which the others are compared with."]
+    loss = "a loss that differs by less than matters" if fast in groups.small else "a loss that shows no difference"
+    return headline, [f"{fast['name']} {_speed(fast, baseline)}, at {loss}.", *_wider(results, fast)]
 
 
 def _choice(better: Sequence[Design], one_seed: bool) -> Design:
-    """The lowest loss, or a design that is clearly faster and no worse than it beyond noise."""
+    """The lowest loss, or a design that is clearly faster and not told apart from it by as much as matters."""
     best = better[0]
-    level = [d for d in better if d is best or _indistinct(d, best, one_seed)]
-    fastest = min(level, key=_time)
-    return fastest if _share(fastest, best) < -SAME_SPEED else best
+    return _fastest([best, *(d for d in better[1:] if _indistinct(d, best, one_seed))], best)
+
+
+def _fastest(designs: Sequence[Design], than: Design) -> Design:
+    """The one that takes least time of those that are faster than `than` beyond noise and by enough; else `than`."""
+    ratios = [(found.median, design) for design in designs if (found := _ratio(design, than)) and _faster(found)]
+    return min(ratios, key=lambda pair: pair[0])[1] if ratios else than
+
+
+def _faster(ratio: Ratio) -> bool:
+    return ratio.decides and ratio.median < 1 - SAME_SPEED
 
 
 def _indistinct(design: Design, best: Design, one_seed: bool) -> bool:
-    if one_seed:
-        return float(_mean(design) - _mean(best)) < ONE_SEED_NOISE
-    from leadline.compare.statistics import interval
-
+    if float(_mean(design) - _mean(best)) < SMALLEST_EFFECT:
+        return True
     values = zip(design["bits_per_byte"]["values"], best["bits_per_byte"]["values"], strict=True)
     pairs = [a - b for a, b in values if a is not None and b is not None]
-    if len(pairs) < 2:
+    if one_seed or len(pairs) < 2:
         return False
     low = interval(pairs).low
     return low is not None and low <= 0
 
 
-def _sign(design: Design, one_seed: bool) -> int:
-    difference = design["difference"]
-    counts = abs(difference["mean"]) >= ONE_SEED_NOISE if one_seed else bool(difference["beyond_noise"])
-    return 0 if not counts else (-1 if difference["mean"] < 0 else 1)
-
-
-def _groups(
-    baseline: Design, better: list[Design], worse: list[Design], level: list[Design], one_seed: bool
-) -> list[str]:
+def _told(baseline: Design, groups: _Groups, one_seed: bool) -> list[str]:
     name, sentences = baseline["name"], []
-    if len(better) > 1:
-        sentences.append(f"Ahead of {name}: {_each(better)}.")
-    if level:
-        reason = f"by less than {ONE_SEED_NOISE}" if one_seed else "not beyond noise"
-        verb = "differs" if len(level) == 1 else "differ"
-        sentences.append(f"{_listed([d['name'] for d in level])} {verb} from {name} {reason} ({_each(level)}).")
-    if worse:
-        sentences.append(f"Behind {name}: {_each(worse)}.")
+    if len(groups.better) > 1:
+        sentences.append(f"Ahead of {name}{' in one seed' if one_seed else ''}: {_each(groups.better)}.")
+    if groups.small:
+        verb = "differs" if len(groups.small) == 1 else "differ"
+        sentences.append(
+            f"{_names(groups.small)} {verb} from {name} beyond noise, but by less than the {SMALLEST_EFFECT} bits per "
+            f"byte that matter ({_each(groups.small)})."
+        )
+    if groups.level:
+        verb = "differs" if len(groups.level) == 1 else "differ"
+        reason = f"by less than {SMALLEST_EFFECT}" if one_seed else "not beyond noise"
+        sentences.append(f"{_names(groups.level)} {verb} from {name} {reason} ({_each(groups.level)}).")
+    if groups.worse:
+        sentences.append(f"Behind {name}{' in one seed' if one_seed else ''}: {_each(groups.worse)}.")
     return sentences
 
 
+def _text(results: dict[str, Any], designs: Sequence[Design]) -> list[str]:
+    """What the held-out text can and can't tell."""
+    unclear = [d for d in designs if d["difference"].get("too_little_text")]
+    if unclear:
+        return [
+            f"The held-out text is too little to tell {_names(unclear)} from {results['baseline']} ({_each(unclear)}): "
+            f"{_held_out(results)} were read; about {_needed(results, unclear):,} would do."
+        ]
+    if any("text" in d["difference"] and d["difference"]["text"] is None for d in designs):
+        return ["Some runs kept no losses of single held-out sequences, so their intervals cover seeds alone."]
+    return []
+
+
+def _held_out(results: dict[str, Any]) -> str:
+    found = (results.get("data") or {}).get("read_bytes")
+    return "the held-out text" if found is None else f"{found:,} held-out bytes"
+
+
+def _needed(results: dict[str, Any], designs: Sequence[Design]) -> int:
+    """Bytes with which the text's interval of each difference would be half as wide as the difference is large."""
+    read = results["data"]["read_bytes"]
+    wanted = [ENOUGH_BYTES]
+    for design in designs:
+        text, mean = design["difference"]["text"], design["difference"]["mean"]
+        if text["low"] is not None and mean:
+            wanted.append(read * (2 * (text["high"] - mean) / mean) ** 2)
+    largest = min(max(wanted), 1e15)
+    return int(float(f"{largest:.1e}"))
+
+
 def _price(design: Design, baseline: Design) -> str:
-    low, high = design["difference"]["low"], design["difference"]["high"]
-    span = "" if low is None else f" (95 % interval {fixed(low, sign=True)} to {fixed(high, sign=True)} bits per byte)"
-    return f"{design['name']}{span} {_speed(design, baseline)}{_memory(design, baseline)}."
+    difference = design["difference"]
+    said, text = [_span(difference)], difference.get("text")
+    if difference["low"] is None and text and text["low"] is not None:
+        said = [f"has an interval over held-out text alone of {_within(text)} bits per byte"]
+    said += [_speed(design, baseline), _memory(design, baseline)]
+    parts = [part for part in said if part]
+    return f"{design['name']} {_listed(parts)}." if parts else ""
+
+
+def _span(difference: dict[str, Any]) -> str:
+    if difference["low"] is None:
+        return ""
+    return f"differs by {_within(difference)} bits per byte (95 % interval)"
+
+
+def _within(found: dict[str, Any]) -> str:
+    return f"{fixed(found['low'], sign=True)} to {fixed(found['high'], sign=True)}"
+
+
+def _ratio(design: Design, than: Design) -> Ratio | None:
+    mine, other = design.get("speed"), than.get("speed")
+    return ratio_of(mine["seconds"], other["seconds"]) if mine and other else None
 
 
 def _speed(design: Design, than: Design) -> str:
-    share = _share(design, than)
-    if abs(share) <= SAME_SPEED:
-        return f"takes about as long per token as {than['name']}"
-    return f"takes {percent(abs(share))} {'longer' if share > 0 else 'less time'} per token than {than['name']}"
+    found = _ratio(design, than)
+    if found is None:
+        return ""
+    span = f"{found.median:.2f} times, {found.low:.2f} to {found.high:.2f}"
+    if not found.decides:
+        return f"takes no other time for a step than {than['name']} beyond noise ({span})"
+    return f"takes {'more' if found.median > 1 else 'less'} time for a step than {than['name']} ({span})"
 
 
-def _slower(design: Design, than: Design) -> str:
-    return _speed(design, than)
+def _wider(results: dict[str, Any], design: Design) -> list[str]:
+    """At a small width, that overheads shrink with it, and what was measured at a larger one."""
+    dim = results["preset"].get("dim")
+    if not design.get("speed") or dim is None or dim >= SMALL_WIDTH:
+        return []
+    known = AT_512.get(design["name"])
+    there = "" if known is None else f": at width 512 {design['name']} took {known} times as long as prenorm"
+    overhead = f"At width {dim} a design's own operations weigh most; their share shrinks with width"
+    return [f"{overhead} (docs/benchmarks.md{there})."]
 
 
 def _memory(design: Design, baseline: Design) -> str:
     mine, reference = design["peak_memory_bytes"], baseline["peak_memory_bytes"]
     if not mine or not reference or abs(mine / reference - 1) < SAME_SPEED:
         return ""
-    return f" and {percent(abs(mine / reference - 1))} {'more' if mine > reference else 'less'} memory"
+    more = "more" if mine > reference else "less"
+    return f"takes {percent(abs(mine / reference - 1))} {more} memory"
 
 
 def _failures(designs: Sequence[Design]) -> list[str]:
@@ -167,8 +288,8 @@ def _limits(results: dict[str, Any], one_seed: bool) -> list[str]:
     sentences = []
     if one_seed:
         sentences.append(
-            f"One seed: differences under {ONE_SEED_NOISE} bits per byte should be read as noise, and there is no "
-            "interval. Three seeds or more show one."
+            f"One seed: differences under {SMALLEST_EFFECT} bits per byte should be read as noise, and there is no "
+            "interval over seeds. Three seeds or more show one."
         )
     budget, preset = results["budget"], results["preset"]
     size = f"{preset['blocks']} blocks of width {preset['dim']}" if {"blocks", "dim"} <= preset.keys() else "this size"
@@ -184,29 +305,13 @@ def _each(designs: Sequence[Design]) -> str:
     return _listed([f"{d['name']} {fixed(d['difference']['mean'], sign=True)}" for d in designs])
 
 
+def _names(designs: Sequence[Design]) -> str:
+    return _listed([d["name"] for d in designs])
+
+
 def _listed(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
-def _amount(design: Design) -> str:
-    return f"{abs(design['difference']['mean']):.3f} bits per byte"
-
-
-def _gap(best: Design, other: Design) -> str:
-    return f"{_mean(other) - _mean(best):.3f} bits per byte"
-
-
 def _mean(design: Design) -> float:
     return float(design["bits_per_byte"]["mean"])
-
-
-def _time(design: Design) -> float:
-    speed = design["tokens_per_second"]
-    return 1 / speed if speed else float("inf")
-
-
-def _share(design: Design, than: Design) -> float:
-    """By how much longer a token takes: 0.1 is 10 % longer."""
-    if not design["tokens_per_second"] or not than["tokens_per_second"]:
-        return 0.0
-    return float(than["tokens_per_second"] / design["tokens_per_second"]) - 1

@@ -36,6 +36,7 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 OnBatch = Callable[[], None]
+OnSequences = Callable[[Tensor], None]
 
 LOGITS = 1 << 26
 """A pass whose logits are more numbers than this is cut into pieces, unless `loss_chunk` says how."""
@@ -59,15 +60,20 @@ def evaluate(
     device: torch.device,
     precision: str,
     on_batch: OnBatch | None = None,
+    on_sequences: OnSequences | None = None,
 ) -> Evaluation:
     """The loss on at most `tokens` held-out tokens, spread over the split, the same ones every time.
 
     Args:
         on_batch: called after every batch, because there may be many.
+        on_sequences: given every batch's losses by sequence, (batch,) nats a token.
     """
 
     def losses(inputs: Tensor, targets: Tensor) -> list[Tensor]:
-        return [loss_of(model(inputs), targets)]
+        logits = model(inputs)
+        if on_sequences is not None:
+            on_sequences(torch.stack([loss_of(*one) for one in zip(logits.split(1), targets.split(1), strict=True)]))
+        return [loss_of(logits, targets)]
 
     batches = evaluation_batches(split, batch_size, context, tokens)
     (mean,) = _means(model, losses, batches, device, precision, on_batch)

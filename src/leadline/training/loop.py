@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from leadline.config import to_dict
 from leadline.data import Loader
@@ -33,7 +34,7 @@ from leadline.training.checkpoint import (
     save_checkpoint,
 )
 from leadline.training.config import RunConfig
-from leadline.training.evaluation import Evaluation, evaluate, evaluate_exits
+from leadline.training.evaluation import Evaluation, OnSequences, evaluate, evaluate_exits
 from leadline.training.gradient_detail import Diversity, detail_of
 from leadline.training.gradient_file import write_gradient
 from leadline.training.gradient_share import GradientShare
@@ -44,6 +45,7 @@ from leadline.training.optimiser import make_optimiser, rate_at, warmup_steps
 from leadline.training.records import EVALS, STEPS, Lines
 from leadline.training.resolve import Run, decide, usable_device
 from leadline.training.run_folder import check_there, run_in
+from leadline.training.sequences import write_sequences
 from leadline.training.step import Passes
 from leadline.training.summary import SUMMARY, Summary, read_summary
 from leadline.training.tensorboard import Events, require_tensorboard
@@ -294,7 +296,7 @@ class Trainer:
             told["connection"] = depth.connection
         self.depth_file.add(told)
 
-    def _evaluate(self) -> Evaluation:
+    def _evaluate(self, on_sequences: OnSequences | None = None) -> Evaluation:
         run, began = self.run, time.monotonic()
 
         def on_batch() -> None:
@@ -310,7 +312,7 @@ class Trainer:
             "on_batch": on_batch,
         }
         with eager_blocks(self.model):  # other sizes than a step's
-            result = evaluate(self.model, run.data.heldout, **how)
+            result = evaluate(self.model, run.data.heldout, on_sequences=on_sequences, **how)
         if not math.isfinite(result.loss):
             raise LeadlineError(
                 f"the held-out loss after step {self.step} is not finite; another run with a lower --lr may do better"
@@ -363,7 +365,8 @@ class Trainer:
     def _finish(self) -> Summary:
         self.model.refresh_statistics()
         self.save()
-        result = self._evaluate()
+        sequences: list[Tensor] = []
+        result = self._evaluate(lambda losses: sequences.append(losses.cpu()))
         self.evals_file.flush()
         run = self.run
         flops = count_flops(run.model)
@@ -384,6 +387,7 @@ class Trainer:
         )
         try:
             write_gradient(self.out, self._gradient(), self.share.norms())
+            write_sequences(self.out, torch.cat(sequences))
             write_json(self.out / SUMMARY, to_dict(summary))
             write_sums(self.out)
         except OSError as error:

@@ -73,6 +73,8 @@ class DesignValues:
         index: its place in the results, which fixes its colour in every picture.
         difference: bits per byte minus the baseline's, over pairs of the same seed.
         beyond_noise: None where one seed leaves it unknown.
+        matters: whether the difference is as large as the smallest that matters.
+        step_time: of a training step, over the baseline's, measured in turns.
         curve: (tokens, held-out bits per byte) in order of tokens.
     """
 
@@ -90,6 +92,9 @@ class DesignValues:
     bits: Estimate
     difference: Estimate | None
     beyond_noise: bool | None
+    matters: bool
+    too_little_text: bool
+    step_time: float | None
     tokens_per_second: float | None
     peak_memory: float | None
     parameters: float | None
@@ -136,6 +141,9 @@ class DesignValues:
             bits=Estimate.read(data.get("bits_per_byte")),
             difference=Estimate.read(difference, "pairs") if isinstance(difference, Mapping) else None,
             beyond_noise=verdict if isinstance(verdict, bool) else None,
+            matters=mapping(difference).get("matters") is not False,
+            too_little_text=mapping(difference).get("too_little_text") is True,
+            step_time=number(mapping(data.get("speed")).get("ratio")),
             tokens_per_second=number(data.get("tokens_per_second")),
             peak_memory=number(data.get("peak_memory_bytes")),
             parameters=number(data.get("parameters")),

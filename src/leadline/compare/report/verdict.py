@@ -55,7 +55,6 @@ def lines(report: ReportValues) -> list[Line]:
 
 def _line(design: DesignValues, report: ReportValues, reach: float) -> Line:
     verdict, tone = _verdict(design, report)
-    baseline = report.baseline
     difference = design.difference or Estimate()
     return Line(
         index=design.index,
@@ -73,7 +72,7 @@ def _line(design: DesignValues, report: ReportValues, reach: float) -> Line:
         verdict=verdict,
         tone=tone,
         speed=significant(design.tokens_per_second),
-        time=times(_relative_time(design, baseline)),
+        time=times(design.step_time),
         memory=memory(design.peak_memory),
         parameters=count(design.parameters, 4),
         flops=count(design.flops),
@@ -88,6 +87,8 @@ def _verdict(design: DesignValues, report: ReportValues) -> tuple[str, str]:
         return "–", "plain"
     if design.difference is None or design.difference.mean is None:
         return "–", "plain"
+    if design.too_little_text:
+        return "too little text", "plain"
     if design.beyond_noise is None:
         pairs = len(some(design.difference.values))
         why = "one seed" if len(report.seeds) <= 1 else "one pair" if pairs == 1 else "too few seeds"
@@ -95,6 +96,8 @@ def _verdict(design: DesignValues, report: ReportValues) -> tuple[str, str]:
     if not design.beyond_noise:
         clear = (design.difference.low or 0.0) > 0 or (design.difference.high or 0.0) < 0
         return "no, as one of several" if clear else "no", "plain"
+    if not design.matters:
+        return "yes, but small", "plain"
     return ("yes, better", "better") if design.difference.mean < 0 else ("yes, worse", "worse")
 
 
@@ -143,10 +146,3 @@ def _forest(design: DesignValues, reach: float) -> Markup:
 
 def _interval(estimate: Estimate) -> str:
     return interval(estimate.mean, estimate.low, estimate.high)
-
-
-def _relative_time(design: DesignValues, baseline: DesignValues | None) -> float | None:
-    """Time per token against the baseline's."""
-    if baseline is None or not design.tokens_per_second or not baseline.tokens_per_second:
-        return None
-    return baseline.tokens_per_second / design.tokens_per_second

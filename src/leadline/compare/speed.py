@@ -1,0 +1,162 @@
+"""Speed of all designs of a comparison: steps of training in turns, after the runs, when nothing else is at work.
+
+Runs of one design follow each other and share the machine, whose load drifts; so their own speeds can't be compared.
+Here every design makes a step in every round, and a ratio is formed within a round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leadline.files import write_json
+
+if TYPE_CHECKING:
+    import torch
+
+    from leadline.training.resolve import Run
+
+SPEED_ROUNDS = 6
+"""The fewest whose smallest and largest ratio enclose the median with a probability of at least 95 %."""
+SPEED_FILE = "speed.json"
+MOST_TOKENS = 2048
+"""Of a measured step: longer ones are cut to whole sequences of about as many, so that rounds stay short."""
+MOST_PARAMETERS = 200_000_000
+"""Of all designs together, which are in memory at once; larger ones are not measured."""
+
+Seconds = dict[str, list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """One design's time for a step over another's: the median over rounds, the smallest and the largest.
+
+    Attributes:
+        rounds: how many there were.
+    """
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+    @property
+    def decides(self) -> bool:
+        """Whether the interval has 95 %, and excludes equal times."""
+        return self.rounds >= SPEED_ROUNDS and (self.low > 1 or self.high < 1)
+
+
+def ratio_of(mine: Sequence[float], other: Sequence[float]) -> Ratio:
+    """The ratio of two designs' seconds by round.
+
+    Raises:
+        ValueError: they have not as many rounds, or none.
+    """
+    found = [a / max(b, 1e-12) for a, b in zip(mine, other, strict=True)]
+    return Ratio(median=statistics.median(found), low=min(found), high=max(found), rounds=len(found))
+
+
+def measured_speeds(out: Path, configs: Mapping[str, dict[str, Any]], rounds: int, threads: int) -> Seconds:
+    """Seconds of a training step by design and round, kept in `speed.json`: what is there is not measured again.
+
+    Args:
+        configs: a run's configuration by design.
+        threads: of the measurement, which has the machine to itself.
+
+    Returns:
+        Empty where no rounds are asked for, or the designs don't fit into memory together.
+    """
+    if rounds < 1 or len(configs) < 2:
+        return {}
+    asked = {"designs": list(configs), "rounds": rounds}
+    kept = _kept(out / SPEED_FILE, asked)
+    if kept is not None:
+        return kept
+    print(f"speed: {rounds} rounds of a step of each design", file=sys.stderr)
+    seconds = _measure(configs, rounds, threads)
+    write_json(out / SPEED_FILE, {**asked, "seconds": seconds})
+    return seconds
+
+
+def _kept(path: Path, asked: Mapping[str, Any]) -> Seconds | None:
+    """The measurement that is there, if it is of the same designs and rounds; it costs little to repeat."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict) or any(content.get(name) != value for name, value in asked.items()):
+        return None
+    seconds = content.get("seconds")
+    if not isinstance(seconds, dict) or (seconds and set(seconds) != set(asked["designs"])):
+        return None
+    whole = all(
+        isinstance(of, list) and len(of) == asked["rounds"] and all(isinstance(s, float) and s > 0 for s in of)
+        for of in seconds.values()
+    )
+    return seconds if whole else None
+
+
+def _measure(configs: Mapping[str, dict[str, Any]], rounds: int, threads: int) -> Seconds:
+    import torch
+
+    from leadline.config import from_dict
+    from leadline.designs import count_parameters
+    from leadline.ops import use_backend
+    from leadline.pruning.speed import interleaved, synchronise
+    from leadline.training import RunConfig
+    from leadline.training.resolve import decide, usable_device
+
+    runs = []
+    for content in configs.values():
+        size = max(1, min(content["batch_size"], MOST_TOKENS // content["context"]))
+        runs.append(decide(from_dict(RunConfig, {**content, "batch_size": size}, "speed")))
+    if sum(count_parameters(run.model).total for run in runs) > MOST_PARAMETERS:
+        return {}
+    first = runs[0].config
+    device = usable_device(first.device)
+    warm = 1 if first.backend in ("auto", "reference", "lean") else 2  # one more, in which bodies are compiled
+    with _threads(threads), use_backend(first.backend):
+        try:
+            steps = [_step(run, device) for run in runs]
+            found = interleaved(steps, rounds, warm, lambda: synchronise(device))
+        except torch.OutOfMemoryError:
+            return {}
+    return dict(zip(configs, found, strict=True))
+
+
+def _step(run: Run, device: torch.device) -> Callable[[], object]:
+    """A step of a new model: forward, backward and the optimiser, on one batch."""
+    from leadline.data import Loader
+    from leadline.models import Decoder
+    from leadline.training.optimiser import make_optimiser
+    from leadline.training.step import Passes
+
+    model = Decoder(run.model, seed=run.config.seed).to(device)
+    passes = Passes(model, run, device)
+    optimiser = make_optimiser(model, run.config, run.learning_rate)
+    batch = Loader(run.data.train, run.batch_size, run.context, run.config.seed).next()
+
+    def step() -> None:
+        passes.gradients(batch, 1, recorded=False)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+    return step
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

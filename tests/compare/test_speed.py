@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leadline.compare.speed as speed
+from leadline.compare.speed import measured_speeds, ratio_of
+
+
+def test_a_ratio_is_formed_within_a_round() -> None:
+    got = ratio_of([2.0, 20.0, 3.0, 2.2, 2.0, 2.0], [1.0, 10.0, 1.5, 1.0, 1.0, 1.0])
+    assert (got.median, got.low, got.high) == pytest.approx((2.0, 2.0, 2.2))
+    assert got.decides
+    assert not ratio_of([2.0, 2.0], [1.0, 1.0]).decides, "two rounds have no interval of 95 %"
+    assert not ratio_of([2.0] * 5 + [0.9], [1.0] * 6).decides
+
+
+def test_a_measurement_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def measure(configs: dict[str, Any], rounds: int, threads: int) -> dict[str, list[float]]:
+        calls.append(rounds)
+        return {name: [0.5] * rounds for name in configs}
+
+    monkeypatch.setattr(speed, "_measure", measure)
+    configs: dict[str, dict[str, Any]] = {"a": {}, "b": {}}
+    first = measured_speeds(tmp_path, configs, 3, 1)
+    assert measured_speeds(tmp_path, configs, 3, 1) == first
+    assert calls == [3]
+    measured_speeds(tmp_path, configs, 4, 1)
+    (tmp_path / "speed.json").write_text('{"designs": ["a", "b"], "rounds": 4, "seconds": {"a": [1], "b": 2}}')
+    measured_speeds(tmp_path, configs, 4, 1)
+    assert calls == [3, 4, 4], "another number of rounds, or a damaged file, is measured again"
+    assert measured_speeds(tmp_path, configs, 0, 1) == {}
