@@ -204,3 +204,16 @@ def test_a_damaged_run_of_a_sweep_chooses_no_rate(out: Path, dataset: DataSet) -
     (run_folder(out, plan.designs[0], 1, 1e-2) / "evals.jsonl").write_text("{}\n")
     with pytest.raises(LeadlineError, match=r"seed1-lr0\.01 is damaged: .*evals\.jsonl.*--rerun trains the run again"):
         _swept(plan, out, plan.designs[0])
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"\x93NUMPY\x01\x00", "flipped"], ids=["empty", "json", "torn", "flipped"]
+)
+def test_losses_of_sequences_that_are_damaged_are_no_others(out: Path, content: bytes | str) -> None:
+    path = out / "runs" / "prenorm-seed0" / "heldout.npy"
+    assert read_run(path.parent).sequences is not None
+    whole = path.read_bytes()
+    path.write_bytes(content if isinstance(content, bytes) else whole[:-2] + bytes([whole[-2] ^ 4]) + whole[-1:])
+    found = read_run(path.parent)
+    assert found.status == "damaged"
+    assert "heldout.npy" in str(found.error)

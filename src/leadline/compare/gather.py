@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+import numpy as np
+from numpy.typing import NDArray
+
 from leadline.compare.jobs import PROBES, read_failure
 from leadline.compare.statistics import interval
 from leadline.errors import LeadlineError
@@ -16,6 +19,7 @@ from leadline.files import check_sum
 from leadline.reading import read_json, read_lines
 from leadline.training.gradient_file import GRADIENT, load_gradient
 from leadline.training.records import EVALS, STEPS, EvalRow, Shares, StepRow
+from leadline.training.sequences import load_sequences
 from leadline.training.summary import SUMMARY, Summary, read_summary
 
 CURVE_POINTS = 200
@@ -47,6 +51,7 @@ class RunResult:
         status: "damaged" where the run finished, and a file of it holds something else than was written.
         summary: `summary.json`; None where the run did not finish, or is damaged. So with the rest.
         error: why not.
+        sequences: held-out loss of every sequence at the end, nats a token; None for a run of an earlier version.
     """
 
     folder: Path
@@ -57,6 +62,7 @@ class RunResult:
     steps: list[StepRow] = field(default_factory=list)
     gradient: dict[str, Any] | None = None
     probes: Probes | None = None
+    sequences: NDArray[np.float64] | None = field(default=None, compare=False)
 
     def value(self, name: str) -> float | None:
         """A number of the summary, or None."""
@@ -84,6 +90,7 @@ def read_run(folder: Path) -> RunResult:
             steps=steps,
             gradient=load_gradient(folder),
             probes=_probes(folder),
+            sequences=load_sequences(folder),
         )
     except LeadlineError as error:
         return RunResult(folder=folder, status="damaged", error=f"{folder.name} is damaged: {error}")

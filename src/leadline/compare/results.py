@@ -212,12 +212,11 @@ def _sequences(
 ) -> dict[str, dict[int, NDArray[np.float64]]]:
     """Bits per byte of every held-out sequence, by design and seed, of the runs that kept them."""
     from leadline.data import bits_per_byte
-    from leadline.training.sequences import load_sequences
 
     unit = bits_per_byte(1.0, data.heldout.bytes_per_token)
     found: dict[str, dict[int, NDArray[np.float64]]] = {}
     for name, of_design in runs.items():
-        losses = {s: load_sequences(run.folder) for s, run in zip(plan.seeds, of_design, strict=True) if run.summary}
+        losses = {seed: run.sequences for seed, run in zip(plan.seeds, of_design, strict=True)}
         found[name] = {seed: unit * of for seed, of in losses.items() if of is not None}
     return found
 
