@@ -29,7 +29,10 @@ def test_prepare_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "training: 8 tokens in 2 documents, 6 bytes of text",
         "held out: 6 tokens in 1 documents, 5 bytes",
         "held-out rule: the last 1 documents",
-        "1 files of other kinds were passed by",
+        "skipped files of an unsupported type: 1 (notes.md)",
+        "read 1 files, 3 documents",
+        "separator found 2 times in 1 text files",
+        "only 5 bytes are held out, less than 64,000: too little",
         f"data hash: {dataset.hash}",
     ):
         assert part in printed
@@ -38,6 +41,19 @@ def test_prepare_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (tmp_path / "out" / "train-00000.bin").write_bytes(b"0" * 16)
     with pytest.raises(LeadlineError, match="damaged"):
         leadline_data("verify", tmp_path / "out")
+
+
+def test_separators_of_carriage_returns_and_other_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_bytes(b"".join(b"number %d\r\n\r\n" % i for i in range(198)))
+    options = ["--separator", r"\r\n\r\n", "--heldout-bytes", "50", "--heldout", "1e-9", "--out", tmp_path / "out"]
+    assert leadline_data("prepare", tmp_path / "a.txt", *options) == 0
+    printed = capsys.readouterr().out
+    assert "separator found 198 times in 1 text files" in printed
+    assert "held-out rule: whole documents, chosen by a hash of their start, of 50 bytes" in printed
+    assert DataSet.open(tmp_path / "out").heldout.bytes >= 50
+    (tmp_path / "a.jsonl").write_text('{"text": "' + "a" * 99 + '"}')
+    with pytest.raises(LeadlineError, match="line 1 is longer than 10 bytes; --max-record-bytes raises the limit"):
+        leadline_data("prepare", tmp_path / "a.jsonl", "--max-record-bytes", "10", "--out", tmp_path / "more")
 
 
 def test_a_limit_is_a_count(tmp_path: Path) -> None:

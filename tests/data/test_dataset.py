@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from leadline.config import from_dict
 from leadline.data import DataSet, Documents, prepare_corpus
+from leadline.data import checked as checked_module
+from leadline.data.dataset import Index, data_hash
 from leadline.errors import LeadlineError, UsageError
 
 TEXTS = [f"document {i} " * (i + 1) for i in range(60)]
@@ -77,9 +82,91 @@ def test_a_changed_byte_is_found_by_its_checksum(folder: Path) -> None:
     data = bytearray(shard.read_bytes())
     data[17] ^= 1
     shard.write_bytes(data)
+    for verify in (False, True):
+        with pytest.raises(LeadlineError, match=r"train-00001\.bin is damaged: its checksum is"):
+            DataSet.open(folder, verify=verify)
+
+
+def rehash(index: dict) -> None:
+    """Makes the index's hash that of its content, as whoever forges one would."""
+    index["hash"] = data_hash(from_dict(Index, index))
+
+
+@pytest.mark.parametrize("name", ["../other.bin", "/tmp/train-00000.bin", "train-0.bin", "tokenizer.json", "a/b.bin"])
+def test_a_shard_is_a_file_of_the_folder(folder: Path, name: str) -> None:
+    shutil.copy(folder / "train-00000.bin", folder.parent / "other.bin")
+    edit(folder / "index.json", lambda index: (index["train"]["shards"][0].update(file=name), rehash(index)))
+    with pytest.raises(LeadlineError, match=rf"index\.json is damaged: it names the file '{name}'"):
+        DataSet.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda i: i["tokenizer"].update(vocab_size=10), "a vocabulary of 10 .* and tokenizer.json has 280"),
+        (lambda i: i["tokenizer"].update(separator=5), "the separator 5, and"),
+        (lambda i: i["train"].update(tokens=9), "its counts don't add up"),
+        (lambda i: i["heldout"].update(bytes=-9), "its counts don't add up"),
+        (lambda i: i["train"]["shards"][0].update(tokens=-1), "with -1 tokens"),
+    ],
+)
+def test_an_index_that_does_not_fit(folder: Path, change: Callable[[dict], None], message: str) -> None:
+    edit(folder / "index.json", lambda index: (change(index), rehash(index)))
+    with pytest.raises(LeadlineError, match=message):
+        DataSet.open(folder)
+
+
+def test_a_token_beyond_the_vocabulary(folder: Path) -> None:
+    shard = folder / "heldout-00000.bin"
+    shard.write_bytes(shard.read_bytes()[:-2] + (999).to_bytes(2, "little"))
+    crc = zlib.crc32(shard.read_bytes())
+    edit(folder / "index.json", lambda index: (index["heldout"]["shards"][0].update(crc32=crc), rehash(index)))
+    with pytest.raises(LeadlineError, match=r"heldout-00000\.bin is damaged: it holds the token 999, .* has 280"):
+        DataSet.open(folder)
+
+
+def test_a_shard_that_is_cut_short_while_it_is_read(folder: Path) -> None:
+    """A memory map would end the process without a word."""
+    train = DataSet.open(folder).train
+    os.truncate(folder / "train-00001.bin", 100)
+    train.read(0, 550)
+    with pytest.raises(LeadlineError, match=r"train-00001\.bin was truncated while it was in use: nothing at byte 100"):
+        train.read(0, 551)
+
+
+def test_a_large_set_is_checked_once_and_again_when_it_changed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEADLINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(checked_module, "ALWAYS_BYTES", 10)
+    read: list[str] = []
+    check = checked_module.check_content
+    monkeypatch.setattr(checked_module, "check_content", lambda f, s, *more: (read.append(s.file), check(f, s, *more)))
+    index = DataSet.open(folder).index
+    shards = len(index.train.shards) + len(index.heldout.shards)
+    assert len(read) == shards
     DataSet.open(folder)
-    with pytest.raises(LeadlineError, match=r"train-00001\.bin is damaged: its checksum is"):
-        DataSet.open(folder, verify=True)
+    assert len(read) == shards
+    DataSet.open(folder, verify=True)
+    assert len(read) == 2 * shards
+    shard = folder / "train-00001.bin"
+    data = bytearray(shard.read_bytes())
+    data[17] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(LeadlineError, match="is damaged"):
+        DataSet.open(folder)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LEADLINE_CACHE", str(tmp_path / "file"))
+    data[17] ^= 1
+    shard.write_bytes(data)
+    DataSet.open(folder)
+
+
+def test_epochs(prepared: Path) -> None:
+    train = DataSet.open(prepared).train
+    windows = train.windows(100)
+    assert train.epochs(windows * 100, 100) == 1.0
+    assert train.epochs(windows * 250, 100) == 2.5
 
 
 def test_the_wrong_tokenizer(folder: Path, tmp_path: Path) -> None:
@@ -113,7 +200,7 @@ def test_a_damaged_index(folder: Path, change: Callable[[dict], None], message: 
         DataSet.open(folder)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '"tokenizer"'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '"tokenizer"', "[" * 99_999, "9" * 5000])
 def test_an_index_that_is_none(folder: Path, content: str) -> None:
     (folder / "index.json").write_text(content)
     with pytest.raises(LeadlineError, match=r"index\.json"):

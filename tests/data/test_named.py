@@ -16,7 +16,8 @@ import pytest
 
 from leadline.data import DataSet, fetch, load_sotu, resolve
 from leadline.data import named as named_module
-from leadline.data.named import HELDOUT_FROM_YEAR, Speech, cache_folder
+from leadline.data.cache import cache_folder
+from leadline.data.named import HELDOUT_FROM_YEAR, Speech
 from leadline.errors import LeadlineError, UsageError
 
 SPEECHES = [Speech(year, f"{year}-A-1", f"Speech of {year}. " * 50) for year in range(2000, 2024)]
@@ -86,7 +87,7 @@ def test_a_cache_that_cannot_be_written_names_the_variable(cache: Path, monkeypa
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(LeadlineError, match="LEADLINE_CACHE names the folder"):
+    with pytest.raises(LeadlineError, match=r"^the cache \S+/cache could not be written: Read-only .*; LEADLINE_CACHE"):
         resolve("sotu")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from leadline.data import DataSet, Documents, prepare, prepare_corpus
+from leadline.data import heldout as heldout_module
 from leadline.data import packing as packing_module
 from leadline.data.shards import ShardWriter, choose_dtype
 from leadline.data.tokenizers import train_bpe
@@ -55,7 +58,7 @@ def test_the_choice_is_the_tokenizers_and_the_orders_business_not(stories: Path,
     bpe = prepare(stories, tmp_path / "b", "bpe:300", heldout=0.1).open()
     assert texts(bytes_, "heldout") == texts(bpe, "heldout")
     backwards = prepare_corpus(Documents(lambda: STORIES[::-1]), tmp_path / "c", heldout=0.1).open()
-    assert texts(backwards, "heldout")[::-1] == texts(bytes_, "heldout")
+    assert sorted(texts(backwards, "heldout")) == sorted(texts(bytes_, "heldout"))
     other = prepare(stories, tmp_path / "d", heldout=0.1, seed=-1).open()
     assert texts(other, "heldout") != texts(bytes_, "heldout")
 
@@ -85,7 +88,8 @@ def test_the_last_documents_can_be_held_out(stories: Path, tmp_path: Path, token
 def test_one_long_document_gives_its_end(tmp_path: Path, tokenizer: str, share: float) -> None:
     text = "".join(STORIES) * 3
     (tmp_path / "a.txt").write_text(text)
-    dataset = prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer, heldout=share, shard_tokens=30_000).open()
+    options = {"heldout": share, "heldout_bytes": 1, "shard_tokens": 30_000}
+    dataset = prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer, **options).open()
     parts = [dataset.tokenizer.decode(s.read(0, s.tokens)) for s in (dataset.train, dataset.heldout)]
     assert "".join(parts) == text
     assert [s.bytes for s in (dataset.train, dataset.heldout)] == [len(p.encode()) for p in parts]
@@ -93,6 +97,99 @@ def test_one_long_document_gives_its_end(tmp_path: Path, tokenizer: str, share: 
     assert (dataset.train.documents, dataset.heldout.documents) == (1, 1)
     assert "too few documents" in dataset.index.heldout_rule
     dataset.verify()
+
+
+def _held(tmp_path: Path, documents: list[str], **options: object) -> tuple[DataSet, list[str], list[str]]:
+    """The data set of these documents, and those of either split; every one of them is in one."""
+    prepared = prepare_corpus(Documents(lambda: documents), tmp_path / "held", existing="replace", **options)
+    dataset = prepared.open()
+    dataset.verify()
+    train, heldout = texts(dataset, "train"), texts(dataset, "heldout")
+    assert sorted(train + heldout) == sorted(documents)
+    for split, found in ((dataset.train, train), (dataset.heldout, heldout)):
+        assert (split.documents, split.bytes) == (len(found), sum(len(t.encode()) for t in found))
+    return dataset, train, heldout
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
+def test_enough_bytes_are_held_out_in_whole_documents(tmp_path: Path, tokenizer: str) -> None:
+    """Fifteen long documents and many short ones: two in a hundred of the documents may be next to nothing."""
+    long = ["".join(STORIES[i : i + 40]) * 2 for i in range(0, 300, 20)]
+    documents = [*long, *STORIES]
+    total = sum(len(d.encode()) for d in documents)
+    for seed in range(6):
+        dataset, train, heldout = _held(tmp_path, documents, tokenizer=tokenizer, seed=seed, shard_tokens=20_000)
+        assert total / 10 - 1 <= dataset.heldout.bytes <= 0.3 * total
+        assert not set(train) & set(heldout), "copies stay on one side"
+        assert [d for d in documents if d in set(train)] == train
+
+
+def test_the_least_is_in_bytes_and_a_tenth_of_a_short_text(tmp_path: Path) -> None:
+    documents = [f"{i} " * 500 for i in range(2000)]
+    total = sum(map(len, documents))
+    assert total > 1_000_000
+    options = {"heldout": 1e-6}
+    for wanted in (64_000, 3000, 10**6):
+        dataset, _, heldout = _held(tmp_path, documents, heldout_bytes=wanted, **options)
+        assert 0 <= dataset.heldout.bytes - min(wanted, total // 10) <= max(map(len, heldout))
+        rule = dataset.index.heldout_rule
+        assert rule == f"whole documents, chosen by a hash of their start, of {min(wanted, total // 10):,} bytes"
+    notes = prepare_corpus(Documents(lambda: documents), tmp_path / "x", heldout_bytes=10**6).notes
+    assert any("bytes are held out, less than 1,000,000: too little to tell" in note for note in notes)
+    assert prepare_corpus(Documents(lambda: documents), tmp_path / "y").notes == ()
+
+
+def test_what_a_hash_holds_out_in_plenty_is_left_as_it_is(tmp_path: Path) -> None:
+    """So the hash of data that was prepared before does not change."""
+    documents = [f"{i} " * 500 for i in range(2000)]
+    one, _, heldout = _held(tmp_path, documents, heldout=0.1)
+    rule = heldout_module.HeldOut(share=0.1)
+    assert heldout == [d for d in documents[1:] if rule.chooses(rule.number(d.encode()))]
+    assert one.index.heldout_rule == "10.0% of the documents, chosen by a hash of their start"
+    assert one.hash == _held(tmp_path, documents, heldout=0.1, heldout_bytes=1)[0].hash
+
+
+def test_copies_of_a_document_are_moved_together(tmp_path: Path) -> None:
+    documents = ["first " * 300, *(f"{i % 40} " * 200 for i in range(400))]
+    for seed in range(5):
+        _, train, heldout = _held(tmp_path, documents, heldout=1e-9, seed=seed)
+        assert heldout
+        assert not set(train) & set(heldout)
+        assert len(heldout) % 10 == 0
+
+
+def test_a_large_document_is_not_held_out_to_reach_the_least(tmp_path: Path) -> None:
+    """The end of the text is, where no other documents are enough."""
+    documents = ["a" * 1000, "b" * 90_000, "c" * 1000, "d" * 90_000]
+    prepared = prepare_corpus(Documents(lambda: documents), tmp_path / "out")
+    index = prepared.index
+    assert index.heldout.bytes == pytest.approx(18_200, abs=2)
+    assert (index.train.documents, index.heldout.documents) == (4, 1)
+    assert "the last 10.0% of the text, because there are too few documents" in index.heldout_rule
+    assert index.train.bytes + index.heldout.bytes == 182_000
+    prepared.open().verify()
+
+
+def test_the_end_is_added_to_what_a_hash_chose(tmp_path: Path) -> None:
+    rule = heldout_module.HeldOut(share=0.5)
+    small = next(s for s in STORIES if rule.chooses(rule.number(s.encode())))
+    large = [c * 90_000 for c in "abcdefgh" if not rule.chooses(rule.number(c.encode() * 4096))][:3]
+    index = prepare_corpus(Documents(lambda: [large[0], small, *large[1:]]), tmp_path / "out", heldout=0.5).index
+    total = sum(len(d.encode()) for d in [small, *large])
+    assert index.heldout.bytes == pytest.approx(total / 10, abs=2)
+    assert (index.train.documents, index.heldout.documents) == (3, 2)
+    assert index.train.bytes + index.heldout.bytes == total
+
+
+def test_candidates_stay_few(tmp_path: Path) -> None:
+    """What is remembered depends on what is needed, and is what the smallest hashes name."""
+    pool = heldout_module.Candidates(1000)
+    numbers = [i * 0x9E3779B97F4A7C15 % 2**64 for i in range(1, 20_001)]
+    for at, number in enumerate(numbers):
+        pool.add(heldout_module.Candidate(number, at, at + 1, 100))
+    assert len(pool._groups) == 80
+    assert [d.number for d in sorted(pool.choose(1000, 100))] == sorted(numbers)[:10]
+    assert pool.choose(10**6, 100) == pool.choose(1000, 99) == []
 
 
 def test_a_tail_never_cuts_a_character(tmp_path: Path) -> None:
@@ -161,6 +258,8 @@ def test_broken_input_leaves_nothing(tmp_path: Path, content: bytes, message: st
         ({"heldout": float("nan")}, "--heldout nan is wrong"),
         ({"heldout_last": 0}, "--heldout-last 0 is too small"),
         ({"heldout_last": 400}, "--heldout-last 400 leaves nothing to train on: there are 400 documents"),
+        ({"heldout_bytes": 0}, "--heldout-bytes 0 is too small"),
+        ({"max_record_bytes": 0}, "--max-record-bytes 0 is too small"),
         ({"limit_tokens": 0}, "--limit-tokens 0 is too small"),
         ({"shard_tokens": 0}, "--shard-tokens 0 is too small"),
         ({"tokenizer": "bpe:many"}, r"--tokenizer bpe:many is wrong; .* bpe:2048"),
@@ -175,7 +274,7 @@ def test_wrong_options_leave_nothing(stories: Path, tmp_path: Path, options: dic
 
 
 def test_the_first_document_and_its_copies_are_for_training(tmp_path: Path) -> None:
-    rule = packing_module.HeldOut(share=0.5)
+    rule = heldout_module.HeldOut(share=0.5)
     first, second = [s for s in STORIES if rule.chooses(rule.number(s.encode()))][:2]
     dataset = prepare_corpus(Documents(lambda: [first, second, first]), tmp_path / "out", heldout=0.5).open()
     assert (texts(dataset, "train"), texts(dataset, "heldout")) == ([first, first], [second])
@@ -263,6 +362,34 @@ def test_a_really_full_disk(stories: Path, tmp_path: Path, monkeypatch: pytest.M
     assert _listing(tmp_path) == ["stories.jsonl"]
 
 
+def test_what_a_killed_process_left_is_removed_by_the_next_run(stories: Path, tmp_path: Path) -> None:
+    """But not what another process still writes, nor what belongs to other data."""
+    code = (
+        "import sys, time; from pathlib import Path; from leadline.data.prepare import new_folder\n"
+        "with new_folder(Path(sys.argv[1])) as folder:\n"
+        "    (folder / 'x').touch(); print(folder, flush=True); time.sleep(600)"
+    )
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, tmp_path / name], stdout=subprocess.PIPE, text=True)
+        for name in ("out", "out", "other")
+    ]
+    try:
+        folders = [Path(process.stdout.readline().strip()) for process in running]
+        for process in running[1:]:
+            process.kill()
+            process.wait()
+        assert all(folder.is_dir() for folder in folders)
+        prepare(stories, tmp_path / "out")
+        assert [folder.is_dir() for folder in folders] == [True, False, True]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+    prepare(stories, tmp_path / "out", overwrite=True)
+    assert [folder.is_dir() for folder in folders] == [False, False, True]
+
+
 def test_a_folder_below_a_file_cannot_be_made(stories: Path) -> None:
     with pytest.raises(LeadlineError, match="which is a file"):
         prepare(stories, stories / "below" / "out")
@@ -291,7 +418,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path, kind: str) -> None:
 
 
 def test_marks_stay_few_and_near() -> None:
-    marks = packing_module._Marks()
+    marks = heldout_module.Marks()
     for i in range(100_000):
         marks.add((i * 10, i * 30))
     assert len(marks._marks) < 8192

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from leadline.data import Documents, Files
+from leadline.data import inputs as inputs_module
 from leadline.data import sources as sources_module
 from leadline.errors import LeadlineError, UsageError
 
@@ -105,7 +108,12 @@ def test_folders_and_globs_in_order_each_file_once(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     files = Files([str(tmp_path / "*.txt"), tmp_path, tmp_path / "a.txt"])
     assert [p.name for p in files.paths] == ["a.txt", "b.txt", "c.txt"]
-    assert files.passed_by == 1
+    list(files.pieces())
+    assert files.summary() == [
+        "read 3 files, 3 documents",
+        "skipped files of an unsupported type: 1 (notes.md)",
+        "skipped hidden files and folders: 2 (.e.txt, .hidden)",
+    ]
     assert documents(str(tmp_path / "**" / "*.txt")) == ["a.txt", "b.txt", "sub/c.txt"]
 
 
@@ -160,7 +168,8 @@ def test_text_that_is_not_utf8_names_the_byte(tmp_path: Path, chunk: int, conten
         (jsonl([1, 2]), r"line 1 is list, not an object"),
         (b'{"text": "\\ud800"}\n', "line 1 is not Unicode text: half a surrogate pair at character 0"),
         (jsonl({"text": "a"}) + b'{"text": "\xff"}\n', r"not UTF-8: byte 0xff at offset 24"),
-        (b"[" * 100_000, r"line 1 is not JSON"),
+        (b"[" * 100_000, r"line 1 is not JSON that can be read: it is nested too deeply"),
+        (jsonl({"text": "a"}) + b'{"text": "a", "n": ' + b"9" * 5000 + b"}", "line 2 holds a number with too many"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, content: bytes, message: str) -> None:
@@ -178,12 +187,154 @@ def test_a_broken_gzip_file_is_named(tmp_path: Path, damage: str) -> None:
         documents(tmp_path / "a.txt.gz")
 
 
+def compressed(content: bytes) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+def test_zstd_and_json_lines_as_they_are_downloaded(tmp_path: Path) -> None:
+    lines = jsonl({"text": "ä"}, {"text": "b"})
+    (tmp_path / "c4.json.gz").write_bytes(gzip.compress(lines))
+    (tmp_path / "dolma.jsonl.zst").write_bytes(compressed(lines) + compressed(lines))
+    (tmp_path / "e.json.zst").write_bytes(compressed(lines))
+    (tmp_path / "f.txt.ZST").write_bytes(compressed(TEXT.encode()))
+    (tmp_path / "config.json").write_text("{}")
+    assert documents(tmp_path) == ["ä", "b"] * 4 + [TEXT]
+    for content in (compressed(bytes(range(256)) * 999)[:-9], b"nonsense"):
+        (tmp_path / "dolma.jsonl.zst").write_bytes(content)
+        with pytest.raises(LeadlineError, match=r"dolma\.jsonl\.zst is a broken zstd file"):
+            documents(tmp_path / "dolma.jsonl.zst")
+
+
+def test_zstd_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt.zst").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(LeadlineError, match=r'a\.txt\.zst: \.zst files need pyarrow: pip install "leadline\[hf\]"'):
+        documents(tmp_path)
+
+
+def test_endings_in_capitals(tmp_path: Path) -> None:
+    (tmp_path / "A.TXT").write_text("a")
+    (tmp_path / "B.Jsonl").write_bytes(jsonl({"text": "b"}))
+    (tmp_path / "C.TXT.GZ").write_bytes(gzip.compress(b"c"))
+    assert documents(tmp_path) == documents(*sorted(tmp_path.iterdir())) == ["a", "b", "c"]
+
+
+def test_links_are_followed_and_each_real_file_is_read_once(tmp_path: Path) -> None:
+    for name in ("data/a.txt", "elsewhere/b.txt", "elsewhere/deep/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(name)
+    data = tmp_path / "data"
+    (data / "linked").symlink_to(tmp_path / "elsewhere")
+    (data / "twice").symlink_to(tmp_path / "elsewhere")
+    (data / "zz.txt").symlink_to(data / "a.txt")
+    (tmp_path / "elsewhere" / "round").symlink_to(data)
+    (data / "gone.txt").symlink_to(tmp_path / "nothing")
+    files = Files([data, str(tmp_path / "*" / "*.txt"), tmp_path / "elsewhere"])
+    assert [p.read_text() for p in files.paths] == ["data/a.txt", "elsewhere/b.txt", "elsewhere/deep/c.txt"]
+    assert any(line.startswith("skipped links and devices: ") and "gone.txt" in line for line in files.summary())
+
+
+def test_a_folder_that_cannot_be_listed_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.txt").write_text("a")
+    scan = os.scandir
+
+    def refuse(path: object) -> object:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(LeadlineError, match="closed cannot be read: Permission denied"):
+        Files([tmp_path])
+
+
+def test_what_was_read_and_left_out_is_told(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"{number}.pdf").touch()
+    (tmp_path / "a.txt").write_text("one--two--three")
+    (tmp_path / "b.txt").write_bytes(b"one\r\n\r\ntwo\r\n\r\n" * 9)
+    (tmp_path / "c.jsonl").write_bytes(b"\n")
+    files = Files([tmp_path], separator="\n\n")
+    for _ in range(2):  # BPE reads twice
+        assert len([p for p in files.pieces() if p.last]) == 2
+        assert files.summary() == [
+            "read 3 files, 2 documents",
+            "separator found 0 times in 2 text files",
+            r"separator never found in 2 (a.txt, b.txt); lines end with \r\n there, so write \r\n for a line break",
+            "no text in 1 (c.jsonl)",
+            "skipped files of an unsupported type: 8 (0.pdf, 1.pdf, 2.pdf, 3.pdf, 4.pdf, … 3 more)",
+        ]
+    right = Files([tmp_path], separator="\r\n\r\n")
+    assert len([p for p in right.pieces() if p.last]) == 19
+    assert "separator found 18 times in 2 text files" in right.summary()
+    assert "separator never found in 1 (a.txt)" in right.summary()
+    next(files.pieces())
+    assert files.summary()[0] == "read 1 of 3 files, 1 documents"
+
+
+def test_only_a_line_feed_ends_a_line_and_marks_are_left_out(tmp_path: Path) -> None:
+    odd = '{"text": "a\u2028b\u2029c\u0085d"}'
+    (tmp_path / "a.jsonl").write_bytes(f"\ufeff{odd}\r\n\ufeff{odd}\n\ufeff\n".encode())
+    assert documents(tmp_path / "a.jsonl") == ["a\u2028b\u2029c\u0085d"] * 2
+    (tmp_path / "a.jsonl").write_bytes(f"{odd}\n{odd}\ufeff{odd}\n".encode())
+    with pytest.raises(LeadlineError, match=r"line 2 is not JSON: .*; a byte order mark stands inside the line"):
+        documents(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst"])
+def test_a_line_that_is_too_long_is_named_before_it_is_read(tmp_path: Path, kind: str) -> None:
+    """A few kilobytes of gzip can be a line of gigabytes."""
+    content = jsonl({"text": "a"}) + b'{"text": "' + b"b" * 20_000_000 + b'"}\n'
+    pack = {"jsonl": bytes, "jsonl.gz": gzip.compress, "jsonl.zst": compressed}[kind]
+    (tmp_path / f"a.{kind}").write_bytes(pack(content))
+    tracemalloc.start()
+    with pytest.raises(
+        LeadlineError, match=rf"a\.{kind}, line 2 is longer than 1,000 bytes; --max-record-bytes raises"
+    ):
+        list(Files([tmp_path], max_record_bytes=1000).pieces())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10_000_000
+    assert len(list(Files([tmp_path], max_record_bytes=20_000_020).pieces())) == 2
+
+
+def test_parquet_text_that_is_not_utf8_or_too_long_is_named_by_its_row(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    import numpy as np
+    import pyarrow.parquet as parquet
+
+    rows = [b"plain text"] * 150 + ["Köln".encode("latin-1")] + [b"more"] * 149
+    ends = np.cumsum([0, *map(len, rows)]).astype(np.int32)
+    buffers = [None, pyarrow.py_buffer(ends.tobytes()), pyarrow.py_buffer(b"".join(rows))]
+    column = pyarrow.Array.from_buffers(pyarrow.string(), len(rows), buffers)
+    parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet", use_dictionary=False)
+    with pytest.raises(LeadlineError, match=r"a\.parquet, row 151 is not UTF-8: byte 0xf6 at offset 1$"):
+        documents(tmp_path / "a.parquet")
+    table = pyarrow.table({"text": pyarrow.array(["ä" * 9, "b" * 5000, None], pyarrow.large_string())})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(LeadlineError, match=r"a\.parquet, row 2 is longer than 100 bytes; --max-record-bytes raises"):
+        list(Files([tmp_path], max_record_bytes=100).pieces())
+    with pytest.raises(LeadlineError, match=r"a\.parquet, row 3: the field 'text' is NoneType"):
+        documents(tmp_path)
+
+
+def test_errors_name_the_command_that_has_the_options(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl({"body": "a"}))
+    with pytest.raises(LeadlineError, match=r"Name the text's field with leadline data prepare --field$"):
+        list(Files([tmp_path], command="leadline data prepare").pieces())
+
+
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "a.txt").write_text("a")
-    monkeypatch.setattr(sources_module, "open", refuse, raising=False)
+    monkeypatch.setattr(inputs_module, "open", refuse, raising=False)
     with pytest.raises(LeadlineError, match=r"a\.txt cannot be read: Permission denied"):
         documents(tmp_path / "a.txt")
 

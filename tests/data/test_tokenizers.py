@@ -119,3 +119,32 @@ def test_wrong_tokenizers_are_named(tmp_path: Path) -> None:
     (tmp_path / "plain.json").write_text(json.dumps(plain))
     with pytest.raises(UsageError, match="name one of its tokens with --separator-token"):
         load_tokenizer(tmp_path / "plain.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"eos_token": 5}', "eos_token should be text, not 5"),
+        ('{"eos_token": {"content": 5}}', "eos_token should be text, not 5"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "is damaged: it holds list"),
+        ("{", r"tokenizer_config\.json is not JSON"),
+        (b"\xff", r"tokenizer_config\.json cannot be read"),
+    ],
+)
+def test_a_damaged_configuration_is_named(tmp_path: Path, content: str | bytes, message: str) -> None:
+    """Passed over, it would change the separator."""
+    ByteTokenizer().save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(LeadlineError, match=message):
+        load_tokenizer(tmp_path)
+
+
+def test_a_byte_order_mark_changes_nothing(bpe: FileTokenizer, tmp_path: Path) -> None:
+    bpe.save(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        path = tmp_path / name
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"endoftext", b"end"))
+    loaded = load_tokenizer(tmp_path)
+    assert (loaded.content()[1], loaded.name) == ("<|end|>", "bpe:300")
+    assert loaded.hash != bpe.hash

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from leadline.data import DataSet, prepare
-from leadline.errors import UsageError
+from leadline.errors import LeadlineError, UsageError
 from leadline.hub import dataset_for, heldout_batches, open_model, training_batches
+from leadline.hub.text import ONCE
 from leadline.probes.watch import IGNORED
 
 
@@ -31,18 +32,59 @@ def perplexity(opened, text):
 def test_files_are_tokenized_once_with_the_models_tokenizer(opened, speech, cache):
     said = []
     data = dataset_for(opened, speech, said.append)
-    assert len(said) == 1
+    told = list(said)
+    assert (told[0], told[1]) == (ONCE, "read 1 files, 1 documents")
     assert data.tokenizer.hash == opened.tokenizer.hash
     both = [*data.train.read(0, data.train.tokens), *data.heldout.read(0, data.heldout.tokens)]
     assert opened.tokenizer.decode(both) == speech.read_text()
     assert data.train.tokens > 5 * data.heldout.tokens > 0
     index = (data.folder / "index.json").stat().st_mtime_ns
     assert dataset_for(opened, speech, said.append).folder == data.folder
-    assert len(said) == 1, "what takes no time is not told of"
+    assert said == told, "what takes no time is not told of"
     assert (data.folder / "index.json").stat().st_mtime_ns == index
     speech.write_text("Other words. " * 400)
     assert dataset_for(opened, speech).folder != data.folder
     assert data.folder.is_relative_to(cache)
+
+
+def test_text_is_shown_by_the_name_that_was_given(opened, speech, tmp_path):
+    for _ in range(2):
+        assert dataset_for(opened, speech).name == str(speech)
+    prepare(speech, tmp_path / "same", opened.tokenizer, heldout=0.2)
+    assert dataset_for(opened, tmp_path / "same").name == "same"
+
+
+def test_what_is_left_out_of_text_is_told(opened, speech, tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text(speech.read_text())
+    (tmp_path / "texts" / "b.pdf").touch()
+    said = []
+    dataset_for(opened, tmp_path / "texts", said.append)
+    assert "skipped files of an unsupported type: 1 (b.pdf)" in said
+    assert any("bytes are held out, less than 64,000" in line for line in said)
+
+
+def test_errors_advise_what_works_here(opened, tmp_path, monkeypatch):
+    """Those who measure have no --field and no --out, which are `data prepare`'s."""
+    (tmp_path / "a.jsonl").write_text('{"body": "a"}')
+    with pytest.raises(LeadlineError, match=r"Name the text's field with leadline data prepare --field$"):
+        dataset_for(opened, tmp_path / "a.jsonl")
+    (tmp_path / "a.txt").write_text("a" * 9999)
+    monkeypatch.setenv("LEADLINE_CACHE", "/proc/cache")
+    for data in (tmp_path / "a.txt", "sotu"):
+        with pytest.raises(LeadlineError, match=r"^the cache /proc/cache could not be written: .*LEADLINE_CACHE"):
+            dataset_for(opened, data)
+    monkeypatch.setenv("LEADLINE_CACHE", str(tmp_path / "a.txt"))
+    with pytest.raises(UsageError, match=r"^LEADLINE_CACHE \S+a.txt is a file; name a folder"):
+        dataset_for(opened, tmp_path / "a.txt")
+
+
+def test_a_token_that_the_model_has_no_embedding_for(opened, speech, monkeypatch):
+    data = dataset_for(opened, speech)
+    monkeypatch.setattr(type(opened.stack), "vocab_size", 20)
+    for read in (heldout_batches, training_batches):
+        with pytest.raises(LeadlineError, match=r"gives the token \d+, and the model has 20; put the model's own"):
+            read(opened, data, context=8, tokens=64)
 
 
 def test_a_prepared_folder_must_be_of_the_same_tokenizer(opened, speech, tmp_path):

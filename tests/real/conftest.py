@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from leadline.data.named import cache_folder
+from leadline.data.cache import cache_folder
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2.py"
 

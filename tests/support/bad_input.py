@@ -188,7 +188,7 @@ DESIGNS = {
     "not a number": Bad('designs "layerscale(start=nan)"', ("'nan' should be a finite number",)),
     "infinity": Bad('designs "dyt(alpha=inf)"', ("'inf' should be a finite number",)),
     "an unknown preset": Bad("designs --preset huge", ("preset 'huge' is not known", "tiny, S, M, L")),
-    "no vocabulary": Bad("designs prenorm --vocab-size 0", ("vocab_size=0", "at least 1")),
+    "no vocabulary": Bad("designs prenorm --vocab-size 0", ("--vocab-size 0", "at least 1")),
     "a vocabulary too large": Bad("designs prenorm --vocab-size 99999999999999999999", ("--vocab-size", "too large")),
     "a vocabulary in words": Bad("designs prenorm --vocab-size ten", ("--vocab-size", "'ten'")),
 }
@@ -316,7 +316,7 @@ TRAIN = {
     "no context": _train("--context 0", "--context 0", "1 or more"),
     "a context longer than the text": _train("--context 99999", "too short for one sequence", "--context"),
     "parts that do not divide": _train("--accumulation 3", "--accumulation 3", "batch size of 2"),
-    "no blocks": _train("--blocks 0", "blocks=0", "at least 1"),
+    "no blocks": _train("--blocks 0", "--blocks 0", "at least 1"),
     "no checkpoints": _train("--keep 0", "--keep 0", "1 or more"),
     "a record below zero": _train("--record-every -1", "--record-every -1", "0 records nothing"),
     "an unknown device": _train("--device abacus", "--device abacus", "cpu"),

@@ -23,7 +23,8 @@ _TOKENIZER_HELP = "bytes, bpe:SIZE (byte-level BPE trained on this text, for exa
 class Prepare:
     """Turn text files into a folder that --data takes.
 
-    Reads .txt, .jsonl, .ndjson and .parquet files, the first three also as .gz, in folders and globs too.
+    Reads .txt, .jsonl, .ndjson and .parquet files, the first three and .json also as .gz or .zst, in folders and globs
+    too.
 
     Example: leadline data prepare books/ 'more/*.jsonl.gz' --tokenizer bpe:2048 --out data/books
     """
@@ -40,11 +41,15 @@ class Prepare:
     field: str = "text"
     """The JSONL field or parquet column that holds the text."""
     separator: str | None = None
-    r"""What stands between the documents of a text file (\n is a line break); without it a file is one document."""
+    r"""What stands between the documents of a text file (\n, \r, \t as in Python). Without it a file is one."""
     separator_token: str | None = None
     """The token of a tokenizer.json that ends a document; by default the usual names are tried."""
+    max_record_bytes: str = "64M"
+    """The longest JSONL line or parquet value that is read; a longer one is an error. Memory is a few times as much."""
     heldout: float = 0.02
     """The share of documents to hold out, chosen by a hash."""
+    heldout_bytes: str = "64k"
+    """Hold out at least so many bytes of text, in whole documents, or a tenth of the text where that is less."""
     heldout_last: int | None = None
     """Hold out the last so many documents instead."""
     limit_tokens: str | None = None
@@ -125,7 +130,9 @@ def _prepare(action: Prepare) -> int:
         field=action.field,
         separator=_unescape(action.separator),
         separator_token=action.separator_token,
+        max_record_bytes=parse_count(action.max_record_bytes, "--max-record-bytes"),
         heldout=action.heldout,
+        heldout_bytes=parse_count(action.heldout_bytes, "--heldout-bytes"),
         heldout_last=action.heldout_last,
         limit_tokens=_limit(action.limit_tokens),
         seed=action.seed,
@@ -167,7 +174,7 @@ def _limit(text: str | None) -> int | None:
 
 
 def _unescape(separator: str | None) -> str | None:
-    return None if separator is None else separator.replace("\\n", "\n").replace("\\t", "\t")
+    return None if separator is None else separator.replace("\\n", "\n").replace("\\r", "\r").replace("\\t", "\t")
 
 
 def _progress() -> Callable[[int], None] | None:
@@ -194,6 +201,6 @@ def _report(prepared: Prepared) -> None:
             f"{format_count(split.bytes)} bytes of text"
         )
     print(f"  held-out rule: {index.heldout_rule}")
-    if prepared.passed_by:
-        print(f"  {prepared.passed_by} files of other kinds were passed by")
+    for note in prepared.notes:
+        print(f"  {note}")
     print(f"  data hash: {index.hash}")

@@ -6,7 +6,8 @@ from leadline.data.dataset import DataSet, Split
 from leadline.data.loader import Batch, Loader, bits_per_byte, evaluation_batches
 from leadline.data.named import NAMED, fetch, load_sotu, resolve
 from leadline.data.prepare import Prepared, prepare, prepare_corpus
-from leadline.data.sources import Corpus, Documents, Files, Piece
+from leadline.data.records import Piece
+from leadline.data.sources import Corpus, Documents, Files
 from leadline.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer, train_bpe
 
 __all__ = [

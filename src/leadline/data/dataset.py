@@ -1,4 +1,4 @@
-"""A prepared data set: memory-mapped tokens, the tokenizer they were made with, and counts."""
+"""A prepared data set: tokens on the disk, the tokenizer they were made with, and counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leadline.config import from_dict, to_dict
-from leadline.data.shards import DTYPES, Shard, check_content, check_size
+from leadline.data.checked import check_shards
+from leadline.data.json_lines import read_json
+from leadline.data.shards import DTYPES, NAME, Shard, ShardReader
 from leadline.data.tokenizers import FILE, Tokenizer, load_tokenizer
 from leadline.errors import LeadlineError, UsageError
 
@@ -61,7 +63,7 @@ def data_hash(index: Index) -> str:
 
 
 class Split:
-    """The training or the held-out part: one long row of tokens, memory-mapped.
+    """The training or the held-out part: one long row of tokens, read from the disk as they are needed.
 
     Attributes:
         name: `train` or `heldout`.
@@ -75,7 +77,7 @@ class Split:
         self.documents = index.documents
         self.bytes = index.bytes
         self.data_hash = data_hash
-        self._maps = [np.memmap(folder / s.file, dtype=DTYPES[dtype], mode="r") for s in index.shards]
+        self._shards = [ShardReader(folder, shard, dtype) for shard in index.shards]
         self._ends = np.cumsum([s.tokens for s in index.shards], dtype=np.int64)
 
     @property
@@ -103,20 +105,32 @@ class Split:
             )
         return int(count)
 
+    def epochs(self, tokens: int, context: int) -> float:
+        """How often `tokens` predictions in windows of `context` go through the whole split: 1.0 is once.
+
+        Raises:
+            UsageError: it is too short for a single window.
+        """
+        return tokens / (self.windows(context) * context)
+
     def read(self, start: int, count: int) -> NDArray[np.int64]:
-        """Tokens `start` to `start + count`, (count,) int64; they may lie in several shards."""
+        """Tokens `start` to `start + count`, (count,) int64; they may lie in several shards.
+
+        Raises:
+            IndexError: the split has no such tokens.
+            LeadlineError: a shard was cut short after it was opened.
+        """
         if not 0 <= start <= start + count <= self.tokens:
             raise IndexError(f"tokens {start} to {start + count} of {self.tokens}")
         out = np.empty(count, dtype=np.int64)
         done = 0
-        shard = int(np.searchsorted(self._ends, start, side="right"))
+        number = int(np.searchsorted(self._ends, start, side="right"))
         while done < count:
-            begin = int(self._ends[shard]) - len(self._maps[shard])
-            offset = start + done - begin
-            part = self._maps[shard][offset : offset + count - done]
+            shard = self._shards[number]
+            part = shard.read(start + done - int(self._ends[number]) + shard.tokens, count - done)
             out[done : done + len(part)] = part
             done += len(part)
-            shard += 1
+            number += 1
         return out
 
 
@@ -145,7 +159,9 @@ class DataSet:
 
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool = False) -> DataSet:
-        """Opens a prepared folder; checks the shards' sizes, and with `verify` every byte.
+        """Opens a prepared folder; checks the index, the tokenizer and the shards' checksums.
+
+        Large shards that were checked before and are as they were are not read again, unless `verify` says so.
 
         Raises:
             UsageError: there is no data set there, or it was written by a later version.
@@ -153,20 +169,24 @@ class DataSet:
         """
         folder = Path(folder)
         index = read_index(folder)
-        for shard in (*index.train.shards, *index.heldout.shards):
-            check_size(folder, shard, index.dtype)
         if not (folder / FILE).exists():
             raise LeadlineError(f"{folder / FILE} is missing; prepare the data again")
         tokenizer = load_tokenizer(folder)
-        if tokenizer.hash != index.tokenizer.hash:
+        said = index.tokenizer
+        if tokenizer.hash != said.hash:
             raise LeadlineError(
                 f"wrong tokenizer: {folder / FILE} (hash {tokenizer.hash}) is not the one that made these tokens "
-                f"(hash {index.tokenizer.hash}); put the right one back or prepare the data again"
+                f"(hash {said.hash}); put the right one back or prepare the data again"
             )
-        dataset = cls(folder, index, tokenizer)
-        if verify:
-            dataset.verify()
-        return dataset
+        if (said.vocab_size, said.separator) != (tokenizer.vocab_size, tokenizer.separator):
+            raise LeadlineError(
+                f"{folder / INDEX} is damaged: it says a vocabulary of {said.vocab_size} and the separator "
+                f"{said.separator}, and {FILE} has {tokenizer.vocab_size} and {tokenizer.separator}; "
+                "prepare the data again"
+            )
+        shards = (*index.train.shards, *index.heldout.shards)
+        check_shards(folder, shards, index.dtype, tokenizer.vocab_size, again=verify)
+        return cls(folder, index, tokenizer)
 
     @staticmethod
     def resolve(data: str | Path) -> DataSet:
@@ -181,8 +201,8 @@ class DataSet:
 
     def verify(self) -> None:
         """Reads every shard and compares its checksum. Raises LeadlineError where one is damaged."""
-        for shard in (*self.index.train.shards, *self.index.heldout.shards):
-            check_content(self.folder, shard)
+        shards = (*self.index.train.shards, *self.index.heldout.shards)
+        check_shards(self.folder, shards, self.index.dtype, self.vocab_size, again=True)
 
     def require_tokenizer(self, hash: str, owner: str) -> None:
         """Raises UsageError where `owner` (a model) was trained with tokens of another tokenizer."""
@@ -197,8 +217,8 @@ class DataSet:
 def is_dataset(folder: Path) -> bool:
     """Whether a folder has an index that this or another version wrote."""
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        index = read_json(folder / INDEX)
+    except (OSError, LeadlineError):
         return False
     return isinstance(index, dict) and {"format", "tokenizer"} <= index.keys()
 
@@ -209,14 +229,12 @@ def read_index(folder: Path) -> Index:
     if not folder.exists():
         raise UsageError(f"there is no data set at {folder}; make it with: leadline data prepare INPUT --out {folder}")
     try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        data: Any = read_json(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
             f"{folder} is not a prepared data set (it has no {INDEX}); "
             f"make one with: leadline data prepare {folder} --out DIR"
         ) from error
-    except (OSError, ValueError) as error:
-        raise LeadlineError(f"{path} cannot be read: {error}") from error
     version = data.get("format") if isinstance(data, dict) else None
     if version != FORMAT:
         raise UsageError(f"{path} has format {version}; this version of Leadline reads format {FORMAT}")
@@ -226,4 +244,13 @@ def read_index(folder: Path) -> Index:
         raise LeadlineError(f"{path} is damaged: {error}") from error
     if index.dtype not in DTYPES or data_hash(index) != index.hash:
         raise LeadlineError(f"{path} is damaged: its hash is not that of its content; prepare the data again")
+    for split in (index.train, index.heldout):
+        for shard in split.shards:
+            if not NAME.fullmatch(shard.file) or shard.tokens < 1:
+                raise LeadlineError(
+                    f"{path} is damaged: it names the file {shard.file!r} with {shard.tokens} tokens, "
+                    "and a shard is a file such as train-00000.bin in this folder"
+                )
+        if split.tokens != sum(shard.tokens for shard in split.shards) or min(split.documents, split.bytes) < 0:
+            raise LeadlineError(f"{path} is damaged: its counts don't add up; prepare the data again")
     return index

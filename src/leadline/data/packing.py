@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from leadline.data.dataset import SplitIndex
-from leadline.data.shards import Shard, ShardWriter, move_tail, read_tokens
-from leadline.data.sources import Corpus, Piece
+from leadline.data.heldout import LARGEST_DOCUMENT, Candidate, Candidates, HeldOut, Mark, Marks
+from leadline.data.records import Piece
+from leadline.data.shards import Shard, ShardWriter, move_ranges, move_tail, read_tokens
+from leadline.data.sources import Corpus
 from leadline.data.tokenizers import ByteTokenizer, Tokenizer, cut
 from leadline.errors import LeadlineError
 
-_HASHED_BYTES = 4096
-_MOST_MARKS = 8192
 _PROGRESS_BYTES = 1 << 24
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldOut:
-    """What to hold out: a share of the documents by hash, or the last so many. Zero and None hold out nothing.
-
-    The hash is of a document's first bytes, so copies of a document stay on one side. The first document and its copies
-    are never held out by hash, so that there is always something to train on.
-    """
-
-    share: float
-    last: int | None = None
-    seed: int = 0
-
-    def number(self, start: bytes) -> int:
-        """A 64-bit hash of the document that starts with these bytes."""
-        key = self.seed.to_bytes(8, "little", signed=True)
-        return int.from_bytes(hashlib.blake2b(start[:_HASHED_BYTES], key=key, digest_size=8).digest(), "little")
-
-    def chooses(self, number: int) -> bool:
-        """Whether a document with this hash belongs to the share that is held out."""
-        return number < int(self.share * 2**64)
 
 
 class Packer:
@@ -52,22 +28,26 @@ class Packer:
         self._dtype = dtype
         self._separator = np.array([tokenizer.separator])
         self._rule = rule
+        self._shard_tokens = shard_tokens
         self._writers = {name: ShardWriter(folder, name, dtype, shard_tokens) for name in ("train", "heldout")}
         self._documents = {"train": 0, "heldout": 0}
         self._bytes = {"train": 0, "heldout": 0}
-        self._last_starts: deque[_Mark] = deque(maxlen=rule.last or 1)
-        self._marks = _Marks()
+        self._last_starts: deque[Mark] = deque(maxlen=rule.last or 1)
+        self._marks = Marks()
+        self._candidates = Candidates(rule.least_bytes)
 
     def pack(self, corpus: Corpus, limit_tokens: int | None, on_progress: Callable[[int], None] | None) -> None:
         """Writes the whole corpus, or its start until `limit_tokens`, which may end a document early."""
-        split = "train"
+        split, start = "train", (0, 0)
+        number: int | None = None
         reported = 0
-        splits: deque[str] = deque()
+        splits: deque[tuple[str, int | None]] = deque()
         pieces = self._choose(corpus.pieces(), splits)
         for piece, tokens in self._tokenizer.encode_stream(pieces if limit_tokens is None else cut(pieces)):
             if piece.first:
-                split = splits.popleft()
-                self._last_starts.append(self._mark())
+                split, number = splits.popleft()
+                start = self._mark()
+                self._last_starts.append(start)
             self._marks.add(self._mark())
             self._writers[split].write(tokens)
             self._bytes[split] += len(piece.data)
@@ -75,6 +55,9 @@ class Packer:
             if piece.last or full:
                 self._writers[split].write(self._separator)
                 self._documents[split] += 1
+                if number is not None:
+                    tokens_now, bytes_now = self._mark()
+                    self._candidates.add(Candidate(number, start[0], tokens_now, bytes_now - start[1]))
             read = sum(self._bytes.values())
             if on_progress is not None and read - reported >= _PROGRESS_BYTES:
                 on_progress(read)
@@ -82,14 +65,18 @@ class Packer:
             if full:
                 break
 
-    def _choose(self, pieces: Iterator[Piece], splits: deque[str]) -> Iterator[Piece]:
-        """Appends each document's split before the tokenizer cuts it, so that all choose alike."""
+    def _choose(self, pieces: Iterator[Piece], splits: deque[tuple[str, int | None]]) -> Iterator[Piece]:
+        """Appends each document's split before the tokenizer cuts it, so that all choose alike; and its hash where it
+        could be held out later."""
         first: int | None = None
         for piece in pieces:
             if piece.first:
                 number = self._rule.number(piece.data)
                 first = number if first is None else first
-                splits.append("heldout" if number != first and self._rule.chooses(number) else "train")
+                if number != first and self._rule.chooses(number):
+                    splits.append(("heldout", None))
+                else:
+                    splits.append(("train", number if self._rule.share and number != first else None))
             yield piece
 
     def finish(self) -> tuple[SplitIndex, SplitIndex, str]:
@@ -113,25 +100,44 @@ class Packer:
                 )
             train = self._move(train, self._last_starts[0])
             words = f"the last {last} documents"
-        elif share and self._documents["heldout"]:
-            words = f"{share:.1%} of the documents, chosen by a hash of their start"
-        elif share and (start := self._tail_start(train, share)) is not None:
-            train = self._move(train, start)
-            words = f"the last {share:.1%} of the text, because there are too few documents to hold whole ones out"
         elif share:
-            words = "nothing held out, because the text is too short"
+            train, words = self._hold_least(train)
         held = self._writers["heldout"].close()
         return self._index("train", train), self._index("heldout", held), words
+
+    def _hold_least(self, train: list[Shard]) -> tuple[list[Shard], str]:
+        """Moves documents, or else the end of the text, until enough is held out; the shards left and the rule."""
+        held, total = self._bytes["heldout"], sum(self._bytes.values())
+        least = self._rule.least(total)
+        by_hash = f"{self._rule.share:.1%} of the documents, chosen by a hash of their start"
+        if held and held >= least:
+            return train, by_hash
+        if chosen := self._candidates.choose(max(1, least - held), int(total * LARGEST_DOCUMENT)):
+            return self._hold(train, chosen), f"whole documents, chosen by a hash of their start, of {least:,} bytes"
+        share = max(self._rule.share if not held else 0.0, (least - held) / self._bytes["train"])
+        if (start := self._tail_start(train, share)) is not None:
+            words = f"the last {share:.1%} of the text, because there are too few documents to hold whole ones out"
+            return self._move(train, start), f"{by_hash}, and {words}" if held else words
+        return train, by_hash if held else "nothing held out, because the text is too short"
+
+    def _hold(self, train: list[Shard], chosen: list[Candidate]) -> list[Shard]:
+        """Moves whole documents to the held-out part."""
+        ranges = [(document.start, document.end) for document in chosen]
+        for count, value in ((self._documents, len(chosen)), (self._bytes, sum(d.bytes for d in chosen))):
+            count["train"] -= value
+            count["heldout"] += value
+        self._writers["train"] = ShardWriter(self._folder, "train", self._dtype, self._shard_tokens)
+        return move_ranges(self._folder, train, ranges, self._writers["train"], self._writers["heldout"])
 
     def abandon(self) -> None:
         """Closes open files."""
         for writer in self._writers.values():
             writer.abandon()
 
-    def _mark(self) -> _Mark:
+    def _mark(self) -> Mark:
         return self._writers["train"].tokens, self._bytes["train"]
 
-    def _tail_start(self, shards: list[Shard], share: float) -> _Mark | None:
+    def _tail_start(self, shards: list[Shard], share: float) -> Mark | None:
         """Where the last `share` of the tokens begins: between characters, and for BPE between parts."""
         total = self._writers["train"].tokens
         target = total - round(total * share)
@@ -151,12 +157,14 @@ class Packer:
             for at in range(start, total, step)
         )
 
-    def _move(self, shards: list[Shard], mark: _Mark) -> list[Shard]:
+    def _move(self, shards: list[Shard], mark: Mark) -> list[Shard]:
         start, start_bytes = mark
         moved = self._count_separators(shards, start)
         inside = int(read_tokens(self._folder, shards, self._dtype, start - 1, 1)[0]) != self._tokenizer.separator
-        self._documents = {"train": self._documents["train"] - moved + inside, "heldout": moved}
-        self._bytes = {"train": start_bytes, "heldout": self._bytes["train"] - start_bytes}
+        self._documents["train"] += inside - moved
+        self._documents["heldout"] += moved
+        self._bytes["heldout"] += self._bytes["train"] - start_bytes
+        self._bytes["train"] = start_bytes
         return move_tail(self._folder, shards, start, self._writers["heldout"])
 
     def _index(self, split: str, shards: list[Shard]) -> SplitIndex:
@@ -166,28 +174,3 @@ class Packer:
             bytes=self._bytes[split],
             shards=tuple(shards),
         )
-
-
-_Mark = tuple[int, int]
-
-
-class _Marks:
-    """Places where the training tokens can be cut; thinned as they grow, so that memory stays flat."""
-
-    def __init__(self) -> None:
-        self._marks: list[_Mark] = []
-        self._every = 1
-        self._seen = 0
-
-    def add(self, mark: _Mark) -> None:
-        if self._seen % self._every == 0:
-            self._marks.append(mark)
-            if len(self._marks) == _MOST_MARKS:
-                self._marks = self._marks[::2]
-                self._every *= 2
-        self._seen += 1
-
-    def nearest(self, tokens: int) -> _Mark | None:
-        """The mark nearest to `tokens`, other than the start."""
-        inner = [m for m in self._marks if m[0] > 0]
-        return min(inner, key=lambda m: abs(m[0] - tokens)) if inner else None

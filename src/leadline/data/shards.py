@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import weakref
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,9 +16,11 @@ from numpy.typing import NDArray
 from leadline.errors import LeadlineError, UsageError
 
 DTYPES: dict[str, np.dtype[Any]] = {"uint8": np.dtype("u1"), "uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+NAME = re.compile(r"(train|heldout)-\d{5,}\.bin")
 SHARD_TOKENS = 1 << 27
 _BUFFER_BYTES = 1 << 20
 _BUFFER_PARTS = 1 << 12
+_READ_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,7 @@ class ShardWriter:
     def __init__(self, folder: Path, split: str, dtype: str, shard_tokens: int = SHARD_TOKENS) -> None:
         self.folder = folder
         self.split = split
+        self.name = dtype
         self.dtype = DTYPES[dtype]
         self.shard_tokens = shard_tokens
         self.tokens = 0
@@ -145,6 +150,30 @@ def move_tail(folder: Path, shards: list[Shard], start: int, writer: ShardWriter
     return kept
 
 
+def move_ranges(
+    folder: Path, shards: list[Shard], ranges: list[tuple[int, int]], kept: ShardWriter, moved: ShardWriter
+) -> list[Shard]:
+    """Writes the tokens from start to end of each of the sorted `ranges` to `moved`, all others to `kept`.
+
+    Returns:
+        The shards of `kept`, which takes the place of `shards`.
+    """
+    old = [replace(shard, file=f"all-{shard.file}") for shard in shards]
+    for shard, renamed in zip(shards, old, strict=True):
+        os.rename(folder / shard.file, folder / renamed.file)
+    total = sum(shard.tokens for shard in old)
+    at = 0
+    for start, end in [*ranges, (total, total)]:
+        for writer, until in ((kept, start), (moved, end)):
+            while at < until:
+                tokens = read_tokens(folder, old, kept.name, at, min(_BUFFER_BYTES, until - at))
+                writer.write(tokens)
+                at += len(tokens)
+    for shard in old:
+        (folder / shard.file).unlink()
+    return kept.close()
+
+
 def read_tokens(folder: Path, shards: list[Shard], dtype: str, start: int, count: int) -> NDArray[Any]:
     """At most `count` tokens from `start` on, as (count,) of the shards' dtype."""
     parts = []
@@ -167,8 +196,8 @@ def checksum(path: Path) -> int:
     return crc
 
 
-def check_size(folder: Path, shard: Shard, dtype: str) -> None:
-    """Raises LeadlineError where the shard's file is missing or not as long as the index says."""
+def check_size(folder: Path, shard: Shard, dtype: str) -> int:
+    """The size of the shard's file. Raises LeadlineError where it is missing or not as long as the index says."""
     path = folder / shard.file
     expected = shard.tokens * DTYPES[dtype].itemsize
     try:
@@ -178,16 +207,59 @@ def check_size(folder: Path, shard: Shard, dtype: str) -> None:
     if size != expected:
         fault = "truncated" if size < expected else "too long"
         raise LeadlineError(f"{path} is {fault}: {size} bytes where the index says {expected}; prepare the data again")
+    return size
 
 
-def check_content(folder: Path, shard: Shard) -> None:
-    """Raises LeadlineError where the shard's checksum is not the index's."""
-    found = checksum(folder / shard.file)
-    if found != shard.crc32:
+def check_content(folder: Path, shard: Shard, dtype: str, vocab_size: int) -> None:
+    """Raises LeadlineError where the shard's checksum is not the index's, or a token is beyond the vocabulary."""
+    path = folder / shard.file
+    crc, largest = 0, 0
+    with open(path, "rb") as handle:
+        while data := handle.read(_BUFFER_BYTES):
+            crc = zlib.crc32(data, crc)
+            largest = max(largest, int(np.frombuffer(data, dtype=DTYPES[dtype]).max()))
+    if crc != shard.crc32:
         raise LeadlineError(
-            f"{folder / shard.file} is damaged: its checksum is {found:08x}, the index says {shard.crc32:08x}; "
+            f"{path} is damaged: its checksum is {crc:08x}, the index says {shard.crc32:08x}; prepare the data again"
+        )
+    if largest >= vocab_size:
+        raise LeadlineError(
+            f"{path} is damaged: it holds the token {largest}, and the vocabulary has {vocab_size}; "
             "prepare the data again"
         )
+
+
+class ShardReader:
+    """A shard that is open for reading. It is read, not mapped, so that a file cut short meanwhile is an error."""
+
+    def __init__(self, folder: Path, shard: Shard, dtype: str) -> None:
+        self.path = folder / shard.file
+        self.tokens = shard.tokens
+        self._dtype = DTYPES[dtype]
+        self._handle = os.open(self.path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._handle)
+
+    def read(self, start: int, count: int) -> NDArray[Any]:
+        """At most `count` tokens from `start` on, as (count,) of the shard's dtype.
+
+        Raises:
+            LeadlineError: the file has become shorter, or can't be read.
+        """
+        offset = start * self._dtype.itemsize
+        end = min(start + count, self.tokens) * self._dtype.itemsize
+        parts = []
+        while offset < end:
+            try:
+                data = os.pread(self._handle, min(end - offset, _READ_BYTES), offset)
+            except OSError as error:
+                raise LeadlineError(f"{self.path} cannot be read: {error.strerror}") from error
+            if not data:
+                raise LeadlineError(
+                    f"{self.path} was truncated while it was in use: nothing at byte {offset}; prepare the data again"
+                )
+            parts.append(data)
+            offset += len(data)
+        return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype=self._dtype)
 
 
 def _write_all(handle: IO[bytes], data: memoryview) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leadline.data.sources import Corpus, Piece
+from leadline.data.json_lines import read_json
+from leadline.data.records import Piece
+from leadline.data.sources import Corpus
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import write_text
 
@@ -193,7 +195,7 @@ def load_tokenizer(path: str | Path, *, separator: str | None = None) -> Tokeniz
     path = Path(path)
     file = path / FILE if path.is_dir() else path
     try:
-        content = file.read_text(encoding="utf-8")
+        content = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise UsageError(f"there is no tokenizer at {file}; it can be bytes, bpe:2048 or a tokenizer.json") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -202,6 +204,8 @@ def load_tokenizer(path: str | Path, *, separator: str | None = None) -> Tokeniz
     if separator is None:
         eos = config.get("eos_token")
         separator = eos.get("content") if isinstance(eos, dict) else eos
+        if not isinstance(separator, str | None):
+            raise LeadlineError(f"{file.with_name(CONFIG_FILE)}: eos_token should be text, not {separator!r}")
     if (content, separator or SEPARATOR) == ByteTokenizer().content():
         return ByteTokenizer()
     name = str(config.get("leadline_name") or file.name)
@@ -282,10 +286,12 @@ def _sample(corpus: Corpus, sample_bytes: int) -> Iterator[str]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    return config if isinstance(config, dict) else {}
+    if not isinstance(config, dict):
+        raise LeadlineError(f"{path} is damaged: it holds {type(config).__name__}, not an object")
+    return config
 
 
 def _hash(content: str, separator: str) -> str:

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from leadline.data import Batch, DataSet, Files, Loader, Split, fetch, prepare_corpus, resolve
+from leadline.data.cache import cached
 from leadline.data.dataset import is_dataset
-from leadline.data.named import NAMED, SOTU, cache_folder
-from leadline.errors import UsageError
+from leadline.data.named import NAMED, SOTU
+from leadline.errors import LeadlineError, UsageError
 from leadline.hub.open import OpenedModel
 from leadline.probes.watch import IGNORED
 
@@ -26,6 +27,9 @@ LONGEST_CONTEXT = 512
 
 TEXT_HELDOUT = 0.1
 """The share of plain text files that is held out. [ours]"""
+
+TEXT_VERSION = 2
+"""Of how text files are read and split: another one is prepared anew."""
 
 ONCE = "putting the text into the model's tokens, which is kept for the next time"
 
@@ -68,24 +72,28 @@ def dataset_for(opened: OpenedModel, data: str | Path, say: Callable[[str], None
     if str(data) == SOTU:
         if tokenizer.name == "bytes":
             return resolve(SOTU)
-        folder = cache_folder() / "data" / f"{SOTU}-{tokenizer.hash[:16]}"
-        if is_dataset(folder):
-            return DataSet.open(folder)
-        say(ONCE)
-        return fetch(SOTU, folder, tokenizer).open()
+        with cached(f"{SOTU}-{tokenizer.hash[:16]}") as folder:
+            if is_dataset(folder):
+                return DataSet.open(folder)
+            say(ONCE)
+            return fetch(SOTU, folder, tokenizer).open()
     if str(data) in NAMED or is_dataset(Path(data)):
         found = resolve(data)
         found.require_tokenizer(tokenizer.hash, str(opened.path))
         return found
     try:
-        files = Files([data])
+        files = Files([data], command="leadline data prepare")
     except UsageError as error:
         raise UsageError(f"--data {str(data) or repr('')}: {error}; sotu and prepared folders work too") from None
-    folder = cache_folder() / "data" / f"text-{_hash(files.paths)}-{tokenizer.hash[:16]}"
-    if is_dataset(folder):
-        return DataSet.open(folder)
-    say(ONCE)
-    return prepare_corpus(files, folder, tokenizer, heldout=TEXT_HELDOUT, existing="keep").open()
+    with cached(f"text-{TEXT_VERSION}-{_hash(files.paths)}-{tokenizer.hash[:16]}") as folder:
+        if not is_dataset(folder):
+            say(ONCE)
+            prepared = prepare_corpus(files, folder, tokenizer, heldout=TEXT_HELDOUT, existing="keep")
+            for note in (*files.summary(), *prepared.notes):
+                say(note)
+        found = DataSet.open(folder)
+    found.name = str(data)
+    return found
 
 
 def default_context(opened: OpenedModel) -> int:
@@ -128,6 +136,7 @@ def heldout_batches(
     for first in range(0, len(starts), batch_size):
         rows = [split.read(start, context + 1) for start in starts[first : first + batch_size]]
         whole = torch.from_numpy(np.stack(rows))
+        _check_vocabulary(opened, whole)
         batch = begun(Batch(whole[:, :-1].contiguous(), whole[:, 1:].contiguous()), opened.begins)
         batch.targets[:, : context - stride] = IGNORED
         batches.append(batch)
@@ -169,6 +178,7 @@ def training_batches(
     batches = []
     for first in range(0, windows, size):
         whole = loader.next()
+        _check_vocabulary(opened, whole.targets)
         batch = Batch(*(part[: windows - first] for part in whole))
         batches.append(begun(batch, opened.begins))
     return batches
@@ -200,6 +210,15 @@ def _check_context(opened: OpenedModel, context: int) -> None:
             f"--context {context}: {type(stack.model).__name__} was made for {stack.context} tokens and doesn't run on "
             f"more; 1 to {stack.context} work"
         ) from error
+
+
+def _check_vocabulary(opened: OpenedModel, tokens: torch.Tensor) -> None:
+    """Raises LeadlineError where the tokenizer gives a token that the model has no embedding for."""
+    if (largest := int(tokens.max())) >= opened.stack.vocab_size:
+        raise LeadlineError(
+            f"the tokenizer of {opened.path} gives the token {largest}, and the model has {opened.stack.vocab_size}; "
+            "put the model's own tokenizer beside it"
+        )
 
 
 def _starts(split: Split, context: int, stride: int, tokens: int | None) -> list[int]:

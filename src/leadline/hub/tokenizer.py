@@ -41,7 +41,7 @@ def read_tokenizer(path: Path, eos: Eos) -> tuple[Tokenizer, int | None]:
     if not (path / FILE).is_file():
         return _from_other_files(path)
     try:
-        content = (path / FILE).read_text(encoding="utf-8")
+        content = (path / FILE).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise LeadlineError(f"can't read {path / FILE}: {error}") from error
     try:

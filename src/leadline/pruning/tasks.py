@@ -8,14 +8,16 @@ right one from 0. A choice is scored by the log-likelihood of its text after the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from leadline.data import Tokenizer
+from leadline.data.json_lines import read_lines
 from leadline.errors import LeadlineError, UsageError
 from leadline.hub.open import OpenedModel
 from leadline.probes.watch import measuring
@@ -48,12 +50,13 @@ def read_task(path: Path) -> Task:
         LeadlineError: a line that is no question; it is named.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with open(path, "rb") as handle:
+            lines = read_lines(handle, f"--task {path}")
+            questions = tuple(_question(path, number, record) for number, record in lines)
     except FileNotFoundError as error:
         raise UsageError(f"--task {path} isn't there; it is a file of JSON lines") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise LeadlineError(f"can't read --task {path}: {error}") from error
-    questions = tuple(_question(path, number, line) for number, line in enumerate(lines, start=1) if line.strip())
     if not questions:
         raise UsageError(f"--task {path} holds no questions; a line is an object with question, choices and answer")
     return Task(name=path.stem, questions=questions)
@@ -62,8 +65,7 @@ def read_task(path: Path) -> Task:
 def check_task(task: Task, tokenizer: Tokenizer) -> None:
     """Raises LeadlineError where a choice has no tokens, and so no likelihood; it names the line."""
     for question in task.questions:
-        for choice in question.choices:
-            _tokens(tokenizer, question, choice)
+        _tokens(tokenizer, question)
 
 
 def accuracy_on(stack: Stack, opened: OpenedModel, task: Task) -> float:
@@ -75,49 +77,62 @@ def accuracy_on(stack: Stack, opened: OpenedModel, task: Task) -> float:
     right = 0
     with measuring(stack.model):
         for question in task.questions:
-            scores = [_score(stack, opened, question, choice) for choice in question.choices]
+            before, choices = _tokens(opened.tokenizer, question)
+            before.insert(0, opened.tokenizer.separator if opened.begins is None else opened.begins)
+            scores = [
+                _score(stack, before, after) / len(choice.encode())
+                for choice, after in zip(question.choices, choices, strict=True)
+            ]
             right += max(range(len(scores)), key=scores.__getitem__) == question.answer
     return right / len(task.questions)
 
 
-def _score(stack: Stack, opened: OpenedModel, question: Question, choice: str) -> float:
-    """The log-likelihood of a choice per byte, in nats."""
-    tokenizer = opened.tokenizer
-    first = tokenizer.separator if opened.begins is None else opened.begins
-    before = [first, *(int(token) for token in tokenizer.encode(question.question))]
-    after = _tokens(tokenizer, question, choice)
+def _score(stack: Stack, before: list[int], after: list[int]) -> float:
+    """The log-likelihood of the tokens `after`, in nats."""
     tokens = (before + after)[-(stack.context + 1) :]
     asked = tokens[-len(after) :]
     logits: Tensor = stack.logits(torch.tensor([tokens[:-1]], device=stack.device))[0, -len(asked) :]
     chosen = torch.tensor(asked[-len(logits) :], device=stack.device)
     likely = torch.log_softmax(logits.float(), dim=-1).gather(-1, chosen.unsqueeze(-1))
-    return float(likely.sum()) / len(choice.encode())
+    return float(likely.sum())
 
 
-def _tokens(tokenizer: Tokenizer, question: Question, choice: str) -> list[int]:
-    tokens = [int(token) for token in tokenizer.encode(choice)]
-    if not tokens:
-        where = "" if question.line is None else f", line {question.line}"
+def _tokens(tokenizer: Tokenizer, question: Question) -> tuple[list[int], list[list[int]]]:
+    """The question's tokens, and those that follow them with each choice behind the question.
+
+    Question and choice are tokenized as one text, since many tokenizers put a space before whatever they are given. A
+    token that reaches across the boundary belongs to the choice, and to every choice of that question. [ours]
+    """
+    alone, *joined = (
+        [int(token) for token in tokenizer.encode(question.question + choice)] for choice in ("", *question.choices)
+    )
+    same = takewhile(lambda column: len(set(column)) == 1, zip(alone, *joined, strict=False))
+    common = sum(1 for _ in same)
+    for choice, tokens in zip(question.choices, joined, strict=True):
+        if len(tokens) == common:
+            where = "" if question.line is None else f", line {question.line}"
+            raise LeadlineError(
+                f"--task{where}: the choice {choice!r} has no tokens in this model's tokenizer, so nothing can be said "
+                "of it; choices of words or numbers work"
+            )
+    return alone[:common], [tokens[common:] for tokens in joined]
+
+
+def _question(path: Path, number: int, record: dict[str, Any]) -> Question:
+    """Raises LeadlineError where a value is missing or of another type."""
+    where = f"--task {path}, line {number}"
+    question, choices, answer = (record.get(key) for key in ("question", "choices", "answer"))
+    if not isinstance(question, str):
+        raise LeadlineError(f"{where} is no question: question is {json.dumps(question)[:40]}, and should be text")
+    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c for c in choices):
+        raise LeadlineError(f"{where} is no question: choices should be a list of two or more texts, none empty")
+    if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
         raise LeadlineError(
-            f"--task{where}: the choice {choice!r} has no tokens in this model's tokenizer, so nothing can be said of "
-            "it; choices of words or numbers work"
+            f"{where} is no question: answer is {json.dumps(answer)[:40]}, and should be the right choice's number "
+            f"from 0 to {len(choices) - 1}"
         )
-    return tokens
-
-
-def _question(path: Path, number: int, line: str) -> Question:
     try:
-        value = json.loads(line)
-        choices = tuple(_texts(value["choices"]))
-        found = Question(question=str(value["question"]), choices=choices, answer=int(value["answer"]), line=number)
-    except (ValueError, TypeError, KeyError) as error:
-        raise LeadlineError(f"--task {path}, line {number} is no question with question, choices and answer") from error
-    if len(choices) < 2 or not 0 <= found.answer < len(choices) or not all(choices):
-        raise LeadlineError(f"--task {path}, line {number}: answer counts from 0, and two or more choices have text")
-    return found
-
-
-def _texts(values: object) -> Iterator[str]:
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise TypeError("choices should be a list of texts")
-    yield from values
+        "".join((question, *choices)).encode()
+    except UnicodeEncodeError as error:
+        raise LeadlineError(f"{where} is not Unicode text: it has half a surrogate pair") from error
+    return Question(question=question, choices=tuple(choices), answer=answer, line=number)
