@@ -76,3 +76,10 @@ def test_equal_flops(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         run(Arguments(equal="prenorm"))
     with pytest.raises(UsageError, match="--by and --tokens belong to --equal"):
         run(Arguments(design="cascade-a2", tokens="512k"))
+
+
+def test_a_rate_that_was_not_tuned_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    run(Arguments(design="hc", preset="1B"))
+    assert "not tuned at this size" in " ".join(capsys.readouterr().out.split())
+    run(Arguments(design="hc"))
+    assert "not tuned" not in capsys.readouterr().out
