@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from leadline.compare import DEMO, Wish, make_plan
-from leadline.compare.planning import shape_of
+from leadline.compare.planning import shape_of, untuned_rates
 from leadline.data import DataSet
 from leadline.designs import count_flops, preset_named, reshaped, resolve, settings
 from leadline.errors import UsageError
@@ -50,6 +50,15 @@ def test_a_shape_of_ones_own(dataset: DataSet) -> None:
     assert (grouped.heads, grouped.kv_heads, grouped.hidden) == (8, 2, 2048)
     # What `leadline designs --dim` counts is what a comparison trains.
     assert grouped == reshaped(preset_named("374M").shape, dim=512)
+
+
+def test_rates_that_were_not_tuned_at_the_size_are_said(dataset: DataSet) -> None:
+    lines = untuned_rates(make_plan(replace(SMALL, designs=("prenorm", "hc")), dataset))
+    assert [line.partition(":")[0] for line in lines] == ["prenorm", "hc"]
+    assert all("not tuned at this size" in line for line in lines)
+    assert untuned_rates(make_plan(Wish(designs=("prenorm", "hc"), data=str(dataset.folder)), dataset)) == []
+    assert untuned_rates(make_plan(replace(SMALL, rates="1e-5"), dataset)) == []
+    assert untuned_rates(make_plan(replace(SMALL, sweep=()), dataset)) == []
 
 
 def test_baselines(dataset: DataSet) -> None:

@@ -11,7 +11,7 @@ from leadline.designs import ShapeConfig, resolve
 from leadline.models import Decoder, KVCache
 
 SHAPE = ShapeConfig(dim=16, blocks=2, heads=4, kv_heads=2, head_dim=6, hidden=24, context=12)
-NAMES = ["bhyt", "bhyt-unit", "bhyt(position_aware=true)", "bhyt-exact"]
+NAMES = ["bhyt", "bhyt-unit", "bhyt(position_aware=true)", "bhyt-exact", "bhyt-exact(with_mean=false)"]
 
 
 def model_of(expression: str) -> Decoder:
@@ -57,7 +57,7 @@ def test_only_the_approximate_form_keeps_a_constant_and_a_forward_pass_leaves_it
 
 
 def test_a_skipped_attention_makes_the_second_norm_exact() -> None:
-    approximate, exact = model_of("bhyt"), Decoder(resolve("bhyt-exact").decoder(SHAPE, 33))
+    approximate, exact = model_of("bhyt"), Decoder(resolve("bhyt-exact(with_mean=false)").decoder(SHAPE, 33))
     state = {k: v for k, v in approximate.state_dict().items() if not k.endswith((".c", ".length"))}
     exact.load_state_dict(state)
     tokens = torch.arange(6).unsqueeze(0)

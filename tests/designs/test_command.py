@@ -99,3 +99,10 @@ def test_equal_flops(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 )
 def test_a_description_follows_the_options(expression: str, said: str) -> None:
     assert said in resolve(expression).summary
+
+
+def test_a_rate_that_was_not_tuned_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    run(Arguments(design="hc", preset="1B"))
+    assert "not tuned at this size" in " ".join(capsys.readouterr().out.split())
+    run(Arguments(design="hc"))
+    assert "not tuned" not in capsys.readouterr().out

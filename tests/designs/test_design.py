@@ -38,6 +38,14 @@ def test_lns_divides_by_the_root_of_the_block_number_and_starts_undivided() -> N
     assert config.init.output_scale == "none"
 
 
+@pytest.mark.parametrize(
+    ("expression", "scale"),
+    [("bhyt", "none"), ("bhyt-exact", "none"), ("mgr + bhyt", "none"), ("bhyt-unit", "depth"), ("mgr", "depth")],
+)
+def test_bhyt_starts_undivided_and_its_unit_start_as_rmsnorm_does(expression: str, scale: str) -> None:
+    assert resolve(expression).decoder(TINY, 257).init.output_scale == scale
+
+
 def test_peri_and_sandwich_have_output_norms_and_only_peri_norms_the_embedding() -> None:
     peri, sandwich = resolve("peri-ln").decoder(SMALL, 17), resolve("sandwich-ln").decoder(SMALL, 17)
     for config in (peri, sandwich):
@@ -128,18 +136,59 @@ def test_options_that_do_not_fit_the_depth_are_named() -> None:
 def test_settings_of_designs_in_the_table_and_of_others() -> None:
     assert set(TABLE) <= {resolve(name).expression for name in PARTS}
     for name, row in TABLE.items():
-        assert settings(resolve(name), TINY).learning_rate == row.learning_rate
-    block = settings(resolve("attnres-block + bhyt"), TINY)
-    assert block.learning_rate == TABLE["attnres-block"].learning_rate
-    assert "attnres-block" in block.source
+        found = settings(resolve(name), TINY)
+        assert (found.learning_rate, found.points, found.tuned) == (row.learning_rate, row.points, True)
     assert settings(resolve("plain-init"), TINY).learning_rate == TABLE["prenorm"].learning_rate
+    assert "not swept for this design; prenorm's" in settings(resolve("plain-init"), TINY).source
 
 
-def test_settings_at_other_presets_keep_the_ratio() -> None:
-    small = PRESETS["S"]
-    assert settings(resolve("prenorm"), small).learning_rate == pytest.approx(small.learning_rate)
-    ratio = TABLE["bhyt"].learning_rate / TABLE["prenorm"].learning_rate
-    assert settings(resolve("bhyt"), small).learning_rate == pytest.approx(small.learning_rate * ratio)
+@pytest.mark.parametrize(
+    ("expression", "lowest"),
+    [
+        ("mgr + bhyt", "mgr-competitive"),
+        ("mgr + layernorm", "layernorm"),
+        ("attnres-block + bhyt", "attnres-block"),
+        ("hc + bhyt + peri-ln", "peri-ln"),
+        ("bhyt(lambda_attention=10) + cascade-a2", "bhyt"),
+    ],
+)
+def test_combinations_take_the_lowest_rate_of_their_parts(expression: str, lowest: str) -> None:
+    found = settings(resolve(expression), TINY)
+    assert found.learning_rate == TABLE[lowest].learning_rate
+    assert lowest in found.source
+    assert found.points == ()
+
+
+@pytest.mark.parametrize("name", ["hc", "post-ln", "layerscale", "mgr + bhyt", "bhyt-unit", "prenorm"])
+def test_rates_at_other_presets_are_the_baselines_and_say_that_they_are_not_tuned(name: str) -> None:
+    for preset in (PRESETS["S"], PRESETS["374M"], PRESETS["1B"]):
+        found = settings(resolve(name), preset)
+        assert found.learning_rate == preset.learning_rate
+        assert not found.tuned
+        assert found.source.endswith("not tuned at this size")
+        assert found.points == ()
+
+
+def test_a_source_s_rate_for_a_size_is_used_and_named() -> None:
+    for name, preset, rate, source in (
+        ("bhyt", "1B", 3e-4, "2601.09719"),
+        ("bhyt(lambda_mlp=1)", "3B", 3e-4, "2601.09719"),
+        ("lns", "374M", 5e-4, "2502.05795"),
+    ):
+        found = settings(resolve(name), PRESETS[preset])
+        assert (found.learning_rate, found.tuned) == (rate, True)
+        assert source in found.source
+        assert "not tuned" not in found.source
+    assert settings(resolve("bhyt"), PRESETS["374M"]).learning_rate == PRESETS["374M"].learning_rate
+
+
+def test_another_shape_of_a_preset_is_not_tuned() -> None:
+    wider, longer = dataclasses.replace(TINY.shape, blocks=12), dataclasses.replace(TINY.shape, context=64)
+    assert settings(resolve("hc"), TINY, longer) == settings(resolve("hc"), TINY)
+    found = settings(resolve("hc"), TINY, wider)
+    assert found.learning_rate == TABLE["hc"].learning_rate
+    assert "not tuned at this size" in found.source
+    assert found.points == ()
 
 
 def test_presets() -> None:

@@ -53,8 +53,9 @@ def test_every_name_resolves_and_its_canonical_form_means_the_same(name: str) ->
         ("hc(streams=2) + lns", "hc(streams=2) + lns"),
         ("lns + qk-norm + hc(streams=2)", "hc(streams=2) + lns + qk-norm"),
         ("mhc(mixing=birkhoff)", "mhc-lite"),
-        ("bhyt(approximate=false)", "bhyt-exact"),
-        ("bhyt(gain_init=unit, learn_lambda=False)", "bhyt-unit(learn_lambda=false)"),
+        ("bhyt(approximate=false, with_mean=true)", "bhyt-exact"),
+        ("bhyt-exact(with_mean=false)", "bhyt(approximate=false)"),
+        ("bhyt-unit(lambda_attention=2, learn_lambda=False)", "bhyt-unit(learn_lambda=false)"),
         ("rmsnorm(eps=1e-5)", "rmsnorm(eps=1e-05)"),
         ("rmsnorm(eps=1e+0) + lns", "rmsnorm(eps=1.0) + lns"),
         ("bhyt(lambda_mlp=10)", "bhyt(lambda_mlp=10.0)"),
@@ -89,8 +90,8 @@ def test_what_the_names_mean() -> None:
     norms = {"prenorm": RMSNorm(), "layernorm": LayerNorm(), "dyt": DyT(), "derf": Derf(), "bhyt": BHyT()}
     for name, norm in norms.items():
         assert resolve(name).norm == norm
-    assert resolve("bhyt-exact").norm == BHyT(approximate=False)
-    assert resolve("bhyt-unit").norm == BHyT(gain_init="unit")
+    assert resolve("bhyt-exact").norm == BHyT(approximate=False, with_mean=True)
+    assert resolve("bhyt-unit").norm == BHyT(gain_init="unit", lambda_attention=2.0, lambda_mlp=1.0)
     assert resolve("post-ln").norm == NoNorm()
 
 

@@ -49,9 +49,18 @@ PICTURES = {
     "stream-diversity",
     "stream-angles",
     "bhyt-ratio",
+    "bhyt-variance",
     "bhyt-second-moment",
 }
-INSIDE = {"stream-reads", "gates", "stream-diversity", "stream-angles", "bhyt-ratio", "bhyt-second-moment"}
+INSIDE = {
+    "stream-reads",
+    "gates",
+    "stream-diversity",
+    "stream-angles",
+    "bhyt-ratio",
+    "bhyt-variance",
+    "bhyt-second-moment",
+}
 
 
 def one(**probe: Any) -> dict[str, Any]:

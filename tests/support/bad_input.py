@@ -427,7 +427,7 @@ FAN_IN = {
     "a window backwards": _train("--gradient-from 2 --gradient-until 1", "--gradient-from 2", "--gradient-until 1"),
     "records below zero": _train("--gradient-every -1", "--gradient-every -1", "0 records nothing"),
     "dropout compiled": _train("--compile --layer-dropout 0.5", "--layer-dropout", "--compile"),
-    "too many blocks": _train("--blocks 99999999999", "blocks=99999999999", "16384"),
+    "too many blocks": _train("--blocks 99999999999", "--blocks 99999999999", "16384"),
 }
 
 

@@ -152,6 +152,7 @@ PROBE: dict[str, Any] = {
         "bound": 0.577,
         "attention": {"lambda": [2.1, 2.0, 1.9], "ratio": [0.21, 0.2, 0.19], "below": [True, True, True]},
         "mlp": {"lambda": [1.0, 1.1, 1.2], "ratio": [0.1, 0.11, 0.12], "below": [True, True, True]},
+        "variance": {"attention": [0.04, 0.05, 0.06], "mlp": [0.01, 0.01, 0.02], "blocks": [0.3, 0.5, 0.9]},
         "second_moment": {
             "approximate": [0.9, 1.9, None],
             "exact": [1.0, 2.0, None],

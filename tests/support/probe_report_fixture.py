@@ -187,6 +187,7 @@ def _bhyt(blocks: int, rng: random.Random) -> dict[str, Any]:
         "bound": bound,
         "attention": one,
         "mlp": {**one, "ratio": [r / 2 for r in ratios]},
+        "variance": {name: [0.04 + 0.001 * i for i in range(blocks)] for name in ("attention", "mlp", "blocks")},
         "second_moment": {
             "approximate": [1.0] * blocks,
             "exact": [1.1] * blocks,

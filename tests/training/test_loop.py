@@ -308,6 +308,12 @@ def test_notes(config: Any, tmp_path: Path, design: str, note: str) -> None:
     assert any(note in said for said in train(config(design, steps=1), tmp_path).notes)
 
 
+def test_a_rate_that_was_not_tuned_is_said(config: Any, tmp_path: Path) -> None:
+    said = train(config("hc", steps=1, learning_rate=None), tmp_path / "own").notes
+    assert any("learning rate 0.008" in note and "not tuned at this size" in note for note in said)
+    assert not any("tuned" in note for note in train(config("hc", steps=1), tmp_path / "given").notes)
+
+
 def test_bhyt_is_refreshed_while_it_trains(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     fresh = Decoder.refresh_statistics

@@ -109,6 +109,7 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     """Runs the comparison and prints its verdict. Returns 0, or 1 where a run failed."""
     from leadline.compare import compare, make_plan
+    from leadline.compare.planning import untuned_rates
     from leadline.data import resolve
     from leadline.errors import UsageError
     from leadline.training.resolve import usable_device
@@ -122,6 +123,8 @@ def run(arguments: Arguments) -> int:
     usable_device(arguments.device)
     data = resolve(arguments.data)
     plan = make_plan(asked, data)
+    for line in untuned_rates(plan):
+        print(line)
     results = compare(
         plan,
         arguments.out,

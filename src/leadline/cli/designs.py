@@ -138,7 +138,7 @@ def describe_design(
 
     shape = preset.shape if shape is None else shape
     config = design.decoder(shape, vocab_size)
-    parameters, flops, chosen = count_parameters(config), count_flops(config), settings(design, preset)
+    parameters, flops, chosen = count_parameters(config), count_flops(config), settings(design, preset, shape)
     return {
         "name": design.name,
         "expression": design.expression,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from leadline.compare.plan import DesignPlan, Plan, Precision, parse_rates, parse_seeds, parse_sweep
 from leadline.errors import UsageError
@@ -84,7 +84,7 @@ def make_plan(wish: Wish, data: DataSet) -> Plan:
     plans = []
     for design in designs:
         config = design.decoder(shape, data.vocab_size)
-        rate = rates.get(design.name) or settings(design, preset).learning_rate
+        rate = rates.get(design.name) or settings(design, preset, shape).learning_rate
         sweep = grid or tuple(rate * factor for factor in SWEEP_FACTORS)
         plans.append(
             DesignPlan(
@@ -116,6 +116,21 @@ def make_plan(wish: Wish, data: DataSet) -> Plan:
         backend=wish.backend,
         device=wish.device,
     )
+
+
+def untuned_rates(plan: Plan) -> list[str]:
+    """A line for every design whose learning rate is Leadline's own and was not tuned at this size."""
+    from leadline.designs import preset_named, resolve, settings
+
+    preset = preset_named(plan.preset)
+    changes: dict[str, Any] = {**plan.shape}
+    shape = dataclasses.replace(preset.shape, **changes)
+    found = [(d, settings(resolve(d.name), preset, shape)) for d in plan.designs if not d.sweep]
+    return [
+        f"{design.name}: learning rate {shipped.learning_rate:g}, {shipped.source}"
+        for design, shipped in found
+        if not shipped.tuned and design.learning_rate == shipped.learning_rate
+    ]
 
 
 def shape_of(preset: Preset, wish: Wish) -> ShapeConfig:

@@ -230,17 +230,18 @@ def _read_bytes(plan: Plan, data: DataSet) -> int:
 def _shipped(plan: Plan) -> list[dict[str, Any]]:
     """How each design's loss depends on the learning rate, from the sweep that comes with Leadline.
 
-    Only where the run is at the sweep's preset and takes the sweep's rate: else the picture would show another run.
+    Only where the run is at the sweep's preset and shape and takes the sweep's rate: it would show another run.
     """
     import leadline
     from leadline.designs import preset_named, resolve, settings
-    from leadline.designs.settings import SWEPT_AT
 
+    preset = preset_named(plan.preset)
+    changes: dict[str, Any] = {**plan.shape}
+    shape = replace(preset.shape, **changes)
     curves = []
     for design in plan.designs:
-        shipped = settings(resolve(design.name), preset_named(plan.preset))
-        applies = plan.preset == SWEPT_AT and design.learning_rate == shipped.learning_rate
-        if shipped.points and applies:
+        shipped = settings(resolve(design.name), preset, shape)
+        if shipped.points and design.learning_rate == shipped.learning_rate:
             points = [{"learning_rate": rate, "bits_per_byte": bits} for rate, bits in sorted(shipped.points)]
             source = f"sweep shipped with Leadline {leadline.__version__}"
             curves.append({"design": design.name, "points": points, "chosen": shipped.learning_rate, "source": source})

@@ -167,7 +167,7 @@ def resolve(expression: str) -> Design:
         connection=connection,
         norm=NoNorm() if placement == "post" else norm,
         placement=placement,
-        init=_init(connection, placement, plain="init" in slots),
+        init=_init(connection, norm, placement, plain="init" in slots),
         qk_norm="attention" in slots,
         embedding_norm=isinstance(placed.options, recipes.PeriLN) and placed.options.embedding_norm
         if placed
@@ -238,13 +238,17 @@ def _placement(options: Any) -> Placement:
     return found.get(type(options), "pre")
 
 
-def _init(connection: Any, placement: Placement, plain: bool) -> InitConfig:
-    """Output projections divided by sqrt(2·blocks), but where the paper or the design speaks against it.
+def _init(connection: Any, norm: NormConfig, placement: Placement, plain: bool) -> InitConfig:
+    """Output projections divided by sqrt(2·blocks), but where the source or the design speaks against it.
 
-    LNS, Post-LN and DeepNorm start undivided [papers]; after an output norm (Peri, Sandwich) the division has no
-    effect on what flows, so it is left out [ours].
+    LNS, Post-LN, DeepNorm and BHyT start undivided [papers; BHyT's released code]; after an output norm (Peri,
+    Sandwich) the division has no effect on what flows, so it is left out [ours]. BHyT with a unit gain, which is ours,
+    starts at the scale of RMSNorm and so as that does. LayerScale and ReZero start their branches small by a gain of
+    their own [papers]; divided as well they learned less in the sweep.
     """
-    undivided = plain or placement in ("lns", "post", "peri", "sandwich")
+    bounded = isinstance(norm, BHyT) and norm.gain_init == "one"
+    gained = isinstance(connection, recipes.LayerScale | recipes.ReZero)
+    undivided = plain or bounded or gained or placement in ("lns", "post", "peri", "sandwich")
     return InitConfig(
         output_scale="none" if undivided else "depth", deepnorm=isinstance(connection, recipes.DeepPostNorm)
     )

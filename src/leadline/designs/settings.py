@@ -6,8 +6,9 @@ with `leadline compare DESIGN ... --sweep-lr 2e-3,4e-3,8e-3 --tokens 307200`. On
 0.05 are not told apart. Near 4.62 a model has learned the frequencies of bytes and nothing else: so end Post-LN,
 DeepNorm and Mix-LN at 24 blocks above 5e-4, 5e-4 and 2e-3, with a warm-up of 15 steps.
 
-One table. A design that isn't in it takes its connection's row or its norm's, or else the baseline's. Other presets
-take their own rate for the baseline times the design's ratio to it at tiny [ours].
+One table. A design that isn't in it takes the lowest rate of its parts that are, or else the baseline's. A ratio
+between rates at tiny says nothing about other sizes: there a design takes the rate that its source names for the size,
+or else the preset's own rate, which is the baseline's, and says that it is not tuned.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from __future__ import annotations
 import dataclasses
 
 from leadline.designs.design import Design
-from leadline.designs.presets import Preset
+from leadline.designs.presets import Preset, ShapeConfig
 from leadline.models.config import InitConfig
 
 BASELINE = "prenorm"
 SWEPT_AT = "tiny"
+UNTUNED = "not tuned at this size"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,7 @@ TABLE: dict[str, Swept] = {
     "mgr-independent": Swept(4e-3, ((2e-3, 3.0110), (4e-3, 2.9731), (8e-3, 3.0284))),
     "mgr-competitive": Swept(4e-3, ((2e-3, 3.0090), (4e-3, 2.9931), (8e-3, 3.0258))),
     "mhc-lite": Swept(4e-3, ((2e-3, 3.0530), (4e-3, 3.0372), (8e-3, 3.0967))),
-    "bhyt": Swept(1.6e-2, ((4e-3, 3.5368), (8e-3, 3.4155), (1.6e-2, 3.3293), (3.2e-2, 3.5149))),
+    "bhyt": Swept(1.6e-2, ((4e-3, 3.3440), (8e-3, 3.2212), (1.6e-2, 3.1004), (3.2e-2, 3.2030))),
     "lns": Swept(4e-3, ((2e-3, 3.1580), (4e-3, 3.0860), (8e-3, 3.1003))),
     "post-ln": Swept(
         5e-4,
@@ -71,20 +73,32 @@ TABLE: dict[str, Swept] = {
         ),
     ),
     "mix-ln": Swept(2e-3, ((1e-3, 3.4792), (2e-3, 3.2351), (4e-3, 4.6198), (8e-3, 4.6182))),
-    "layerscale": Swept(8e-3, ((2e-3, 3.3393), (4e-3, 3.2470), (8e-3, 3.2168), (1.6e-2, 3.2337))),
-    "rezero": Swept(4e-3, ((2e-3, 3.2935), (4e-3, 3.1459), (8e-3, 3.1642))),
+    "layerscale": Swept(8e-3, ((4e-3, 3.1591), (8e-3, 3.1377), (1.6e-2, 3.2677))),
+    "rezero": Swept(8e-3, ((2e-3, 3.1900), (4e-3, 3.1320), (8e-3, 3.0718), (1.6e-2, 3.2380))),
     "hc": Swept(8e-3, ((2e-3, 2.9509), (4e-3, 2.9529), (8e-3, 2.9502), (1.6e-2, 3.2635))),
     "mhc": Swept(4e-3, ((2e-3, 3.0717), (4e-3, 3.0278), (8e-3, 3.0304))),
     "layernorm": Swept(2e-3, ((1e-3, 3.1690), (2e-3, 3.0455), (4e-3, 3.0456), (8e-3, 3.1437))),
     "dyt": Swept(4e-3, ((2e-3, 3.3907), (4e-3, 3.2801), (8e-3, 3.4346))),
     "derf": Swept(4e-3, ((2e-3, 3.3513), (4e-3, 3.2631), (8e-3, 3.3623))),
-    "bhyt-exact": Swept(8e-3, ((4e-3, 3.6635), (8e-3, 3.4097), (1.6e-2, 3.5601), (3.2e-2, 3.7108))),
+    "bhyt-exact": Swept(8e-3, ((4e-3, 3.3689), (8e-3, 3.1813), (1.6e-2, 3.3620), (3.2e-2, 3.6709))),
     "bhyt-unit": Swept(8e-3, ((2e-3, 3.0533), (4e-3, 3.0480), (8e-3, 2.9935), (1.6e-2, 3.3043))),
     "peri-ln": Swept(4e-3, ((2e-3, 3.0237), (4e-3, 3.0040), (8e-3, 3.1026))),
     "sandwich-ln": Swept(4e-3, ((2e-3, 3.5399), (4e-3, 3.4845), (8e-3, 3.5295))),
     "qk-norm": Swept(4e-3, ((2e-3, 3.0175), (4e-3, 2.9918), (8e-3, 3.2541))),
 }
 """By canonical expression."""
+
+
+_BHYT_SCRIPTS = "the rate of the λ sweep in arXiv 2601.09719's scripts, whose rate sweep is 1e-4, 3e-4, 5e-4"
+_LNS_SCRIPTS = "the rate for every norm in arXiv 2502.05795's scripts for 350M and 1B, at 512 sequences a step"
+
+SOURCED: dict[tuple[str, str], tuple[float, str]] = {
+    ("bhyt", "1B"): (3e-4, _BHYT_SCRIPTS),
+    ("bhyt", "3B"): (3e-4, _BHYT_SCRIPTS),
+    ("lns", "374M"): (5e-4, _LNS_SCRIPTS),
+    ("lns", "1B"): (5e-4, _LNS_SCRIPTS),
+}
+"""By part and preset: the learning rate that the part's source uses at this size, and where it stands."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,32 +109,46 @@ class Settings:
         learning_rate: peak learning rate.
         init: how matrices start.
         source: where the learning rate comes from, in words.
+        tuned: whether it was swept at this size, or its source names it for this size.
         points: the sweep's points at the preset tiny, (learning rate, bits per byte).
     """
 
     learning_rate: float
     init: InitConfig
     source: str
+    tuned: bool = True
     points: tuple[tuple[float, float], ...] = ()
 
 
-def settings(design: Design, preset: Preset) -> Settings:
-    """The learning rate and initialisation of a design at a preset."""
-    row, swept = _row(design)
-    own = row == design.expression
-    chosen = "sweep shipped with Leadline" if own and swept.points else f"not swept for this design; {row}'s rate"
-    source = chosen
-    rate = swept.learning_rate
-    if preset.name != SWEPT_AT:
-        rate = preset.learning_rate * swept.learning_rate / TABLE[BASELINE].learning_rate
-        source = (
-            f"{preset.name}'s rate of {preset.learning_rate:g} times {row}'s ratio to {BASELINE} at tiny ({chosen})"
-        )
-    return Settings(rate, design.init, source, swept.points if row == design.expression else ())
+def settings(design: Design, preset: Preset, shape: ShapeConfig | None = None) -> Settings:
+    """The learning rate and initialisation of a design at a preset, or at another shape of it.
+
+    A design of several parts takes the lowest rate of those that have one.
+    """
+    same = shape is None or dataclasses.replace(shape, context=preset.context) == preset.shape
+    own = TABLE.get(design.expression)
+    parts = [design.expression] if own else [part for part in design.parts if part in TABLE] or [BASELINE]
+    rate, source, tuned = min((_rate(part, preset) for part in parts), key=lambda found: found[0])
+    if len(parts) > 1:
+        source = f"the lowest of {', '.join(parts)}: {source}"
+    if preset.name == SWEPT_AT and own is None:
+        source = f"not swept for this design; {source}"
+    if not same:
+        source, tuned = f"{source}; the shape is another than {preset.name}'s", False
+    return Settings(
+        rate,
+        design.init,
+        source if tuned else f"{source}; {UNTUNED}",
+        tuned,
+        own.points if own and same and preset.name == SWEPT_AT else (),
+    )
 
 
-def _row(design: Design) -> tuple[str, Swept]:
-    for name in (design.expression, *design.parts, BASELINE):
-        if name in TABLE:
-            return name, TABLE[name]
-    raise KeyError(f"the table of learning rates lacks {BASELINE}")
+def _rate(part: str, preset: Preset) -> tuple[float, str, bool]:
+    """A part's rate at a preset, where it comes from, and whether it was found at this size."""
+    if preset.name == SWEPT_AT:
+        return TABLE[part].learning_rate, f"{part}'s, from the sweep shipped with Leadline", True
+    if (part, preset.name) in SOURCED:
+        rate, source = SOURCED[part, preset.name]
+        return rate, source, True
+    return preset.learning_rate, f"{preset.name}'s rate for {BASELINE}", False

@@ -31,7 +31,8 @@ class BHyT(NormConfig):
             is plain additive and the norm stands before the sublayer; designs set it to False elsewhere.
         gain_init: "one" [paper], or "unit" [ours], which starts the gain at κ/λ so that the norm has unit scale in
             its linear range; the first gain then enters the constant c.
-        lambda_attention: the start of λ before attention.
+        lambda_attention: the start of λ before attention. The authors sweep (2, 1) and (3, 3) for attention and MLP;
+            (3, 3) is the better one in Leadline's sweep.
         lambda_mlp: the start of λ before the MLP, and wherever else this norm stands.
         probability: Chebyshev's p: κ = 1/sqrt(1 - p), 10 at 0.99.
         learn_lambda: whether λ is learned; if not, it stays exactly at its start.
@@ -43,8 +44,8 @@ class BHyT(NormConfig):
 
     approximate: bool = True
     gain_init: Literal["one", "unit"] = "one"
-    lambda_attention: float = 2.0
-    lambda_mlp: float = 1.0
+    lambda_attention: float = 3.0
+    lambda_mlp: float = 3.0
     probability: float = 0.99
     learn_lambda: bool = True
     with_mean: bool = False

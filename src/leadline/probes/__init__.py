@@ -11,7 +11,7 @@ from leadline.probes.along_depth import (
     removal,
     stream_diversity,
 )
-from leadline.probes.bhyt import bhyt
+from leadline.probes.bhyt import bhyt, variance_order
 from leadline.probes.cka import MinibatchCKA
 from leadline.probes.correlation import Correlation, correlate, correlate_runs
 from leadline.probes.effective_rank import effective_rank
@@ -60,4 +60,5 @@ __all__ = [
     "repeat_last",
     "run_measures",
     "stream_diversity",
+    "variance_order",
 ]

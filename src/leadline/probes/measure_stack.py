@@ -63,9 +63,11 @@ constant, the ratio to an update of zero). "per sublayer" is a list for each blo
                     mixing         N matrices, streams × streams
                     stream_diversity     N numbers
                     stream_angular_distance   for each stream S × S; None where the stream is not there yet
-    bhyt            tokens         None as a whole where no block has the norm
-                    kappa, bound   κ of the first such norm, and 1/√L
+    bhyt            tokens         None as a whole where no block has the norm or the factor of layer-norm scaling
+                    kappa, bound   κ of the first such norm (None where there is none), and 1/√L
                     attention, mlp    lambda, ratio (λ/κ), below (|ratio| < bound): L entries each, None for others
+                    variance       attention, mlp, blocks: L numbers each, over the width, averaged over tokens: of what
+                                   attention and the MLP compute on (their norms' outputs) and of what blocks leave
                     second_moment  approximate, exact, ratio, ratio_low, ratio_high: L numbers each, of the norm
                                    before the MLP; None where it is exact
 """

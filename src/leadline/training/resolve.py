@@ -11,7 +11,7 @@ from leadline import __version__
 from leadline.config import to_dict
 from leadline.data import DataSet
 from leadline.designs import Design, Preset, ShapeConfig, count_flops, preset_named, resolve, settings
-from leadline.designs.settings import Settings
+from leadline.designs.settings import UNTUNED, Settings
 from leadline.errors import UsageError, did_you_mean
 from leadline.models import DecoderConfig
 from leadline.training.config import RunConfig, parse_repeat
@@ -60,7 +60,8 @@ class Run:
 
     def notes(self) -> list[str]:
         """What should be said of the run beside its numbers."""
-        return [*self.design.notes(self.shape), *notes(self.config, self.model, self.layerskip)]
+        rate = [f"learning rate {self.learning_rate:g}: {self.rate_source}"] if UNTUNED in self.rate_source else []
+        return [*self.design.notes(self.shape), *notes(self.config, self.model, self.layerskip), *rate]
 
     @property
     def batch_tokens(self) -> int:
@@ -101,7 +102,7 @@ def decide(config: RunConfig) -> Run:
     data = DataSet.resolve(config.data)
     data.train.windows(shape.context)
     data.heldout.windows(shape.context)
-    found = settings(design, preset)
+    found = settings(design, preset, shape)
     design = dataclasses.replace(design, init=found.init)
     batch_size = preset.batch_size if config.batch_size is None else config.batch_size
     if batch_size % config.accumulation:

@@ -179,7 +179,7 @@ def say_beside(arm: Arm) -> list[str]:
         words = [f"{PARTS[part]}: {verdict}" for part, verdict in parts(arm["correlations"]).items()]
         found.append(f"In {arm['name']} the gradient share (sum) {'; '.join(words)}.")
     else:
-        for of, what in (("rank", "effective rank"), ("cosine", "likeness between batches")):
+        for of, what in (("rank", "effective rank"), ("cosine", "cosine between batches")):
             if f"{of}_fan_in" in arm["correlations"]:
                 said = [f"{rho_words(arm['correlations'][f'{of}_{part}'])} with {SYMBOLS[part]}" for part in PARTS]
                 found.append(f"In {arm['name']} the Spearman of the gradient's {what} is {listed(said)}.")

@@ -29,6 +29,7 @@ def connection(report: ProbeValues) -> list[Picture]:
         _stream_angles(models),
         inside.mixing([(m.entry, m.matrices("connection", "mixing")) for m in models]),
         _ratios(models),
+        _variances(models),
         _second_moments(models),
     ]
     return [picture for picture in found if picture is not None]
@@ -76,6 +77,36 @@ def _ratios(models: Sequence[ModelValues]) -> Picture | None:
         zero=True,
         rule=(values[0], "1/√L") if len(values) == 1 else None,
     )
+
+
+def _variances(models: Sequence[ModelValues]) -> Picture | None:
+    return over_blocks(
+        [
+            panel(models, lambda m: m.values("bhyt", "variance", "attention"), "norm before attention"),
+            panel(models, lambda m: m.values("bhyt", "variance", "mlp"), "norm before the MLP"),
+            panel(models, lambda m: m.values("bhyt", "variance", "blocks"), "block outputs"),
+        ],
+        name="bhyt-variance",
+        heading="Output variance of bounded tanh and layer-norm scaling",
+        label="Variance over the width of what norms and blocks give, on a logarithmic axis",
+        axis="variance",
+        reading="Theorem 3.5 of the BHyT paper puts the variance under bounded tanh below that of layer-norm scaling "
+        "at every block where λ/κ < 1/√L; with a model of each, the lines show whether it is.",
+        note=" ".join(said for m in models if (said := _condition(m))),
+        tip="{name}, block {x}: variance {y}",
+        log=True,
+    )
+
+
+def _condition(model: ModelValues) -> str:
+    """Whether the theorem's condition is met, in words; empty for a model without bounded tanh."""
+    bound = model.number("bhyt", "bound")
+    ratios = some([*model.values("bhyt", "attention", "ratio"), *model.values("bhyt", "mlp", "ratio")])
+    if bound is None or not ratios:
+        return ""
+    met = sum(abs(ratio) < bound for ratio in ratios)
+    said = "is met" if met == len(ratios) else f"is not met: λ/κ is below 1/√L at {met} of {len(ratios)} norms"
+    return f"{model.name}: the theorem's condition {said}."
 
 
 def _second_moments(models: Sequence[ModelValues]) -> Picture | None:
