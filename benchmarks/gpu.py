@@ -39,7 +39,7 @@ from leadline.bench.operators import OperatorOptions, values_and_gradients
 from leadline.bench.results import Result, versions
 from leadline.bench.rounds import Candidate, run_rounds, timer_for
 from leadline.bench.shapes import BenchShape
-from leadline.bench.statistics import median_of
+from leadline.medians import median_of
 from leadline.bench.table import print_result
 from leadline.compare.machine import describe_machine
 from leadline.files import write_json

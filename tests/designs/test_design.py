@@ -40,7 +40,15 @@ def test_lns_divides_by_the_root_of_the_block_number_and_starts_undivided() -> N
 
 @pytest.mark.parametrize(
     ("expression", "scale"),
-    [("bhyt", "none"), ("bhyt-exact", "none"), ("mgr + bhyt", "none"), ("bhyt-unit", "depth"), ("mgr", "depth")],
+    [
+        ("bhyt", "none"),
+        ("layerscale", "none"),
+        ("rezero", "none"),
+        ("bhyt-exact", "none"),
+        ("mgr + bhyt", "none"),
+        ("bhyt-unit", "depth"),
+        ("mgr", "depth"),
+    ],
 )
 def test_bhyt_starts_undivided_and_its_unit_start_as_rmsnorm_does(expression: str, scale: str) -> None:
     assert resolve(expression).decoder(TINY, 257).init.output_scale == scale

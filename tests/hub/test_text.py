@@ -220,3 +220,32 @@ def test_a_context_that_the_model_has_no_positions_for(hugging_face, speech):
     for read in (heldout_batches, training_batches):
         with pytest.raises(UsageError, match=r"--context 17: GPT2LMHeadModel was made for 16 tokens.*; 1 to 16 work"):
             read(table, str(speech), context=17, tokens=17)
+
+
+@pytest.mark.parametrize("harm", ["torn index", "no index", "flipped bit"])
+def test_text_that_is_damaged_in_the_cache_is_prepared_once_more(hugging_face, tmp_path, cache, harm):
+    path = tmp_path / "mine.txt"
+    path.write_text("The lead line says seven fathoms. " * 400)
+    opened = open_model(hugging_face)
+    expected = dataset_for(opened, path).hash
+    (folder,) = (cache / "data").iterdir()
+    index = folder / "index.json"
+    if harm == "torn index":
+        index.write_text(index.read_text()[:40])
+    elif harm == "no index":
+        index.unlink()
+    else:
+        (shard,) = folder.glob("train*.bin")
+        content = bytearray(shard.read_bytes())
+        content[5] ^= 1
+        shard.write_bytes(content)
+    assert dataset_for(opened, path).hash == expected
+
+
+def test_a_cache_that_is_no_folder_is_named(hugging_face, tmp_path, cache):
+    path = tmp_path / "mine.txt"
+    path.write_text("The lead line says seven fathoms. " * 400)
+    cache.mkdir(exist_ok=True)
+    (cache / "data").write_text("")
+    with pytest.raises(UsageError, match=r"LEADLINE_CACHE .*data is a file"):
+        dataset_for(open_model(hugging_face), path)

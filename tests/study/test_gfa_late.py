@@ -110,28 +110,35 @@ def test_noise_is_open() -> None:
     assert "on one seed, without an interval" in found.evidence
 
 
-def test_a_control_without_a_deficit_refutes_nothing() -> None:
-    def even(phi: np.ndarray) -> np.ndarray:
-        return np.ones(len(phi)) / 10
+def rising(phi: np.ndarray) -> np.ndarray:
+    """Late blocks matter more than others."""
+    return np.linspace(0.1, 0.16, len(phi))
 
-    control = arm("vanilla", even, blocks=24, repeat=(8, 2))
-    for name in ("repeated", "equalised-updates"):
-        found = judged(arm(name, even, blocks=24, repeat=(8, 2)), control, 8)
-        assert found.outcome == "no deficit at this size"
-        assert "nothing is to be restored at this size" in found.evidence
-        assert "If importance followed φ that would be 0.38" in found.evidence
-        assert found.shown().tone == "plain"
+
+@pytest.mark.parametrize("first", [1.0, 23.0])
+@pytest.mark.parametrize("name", ["repeated", "equalised-updates"])
+def test_a_control_without_a_deficit_refutes_nothing(name: str, first: float) -> None:
+    """Also where block 0 is worth as much as all others, so that the whole seems to lack something."""
+    control = arm("vanilla", rising, blocks=24, repeat=(8, 2), first=first)
+    found = judged(arm(name, rising, blocks=24, repeat=(8, 2), first=first), control, 8)
+    assert found.outcome == "no deficit at this size"
+    assert "nothing is to be restored at this size" in found.evidence
+    assert "If importance followed φ that would be 0.38" in found.evidence
+    assert found.shown().tone == "plain"
+
+
+def test_a_control_that_could_be_either_is_open() -> None:
+    control = arm("vanilla", lambda phi: np.ones(len(phi)) / 10, blocks=24, repeat=(8, 2))
+    same = arm("equalised-updates", lambda phi: np.ones(len(phi)) / 10, blocks=24, repeat=(8, 2))
+    assert judged(same, control, 8).outcome == "open"
 
 
 def test_a_verdict_that_hangs_on_block_0_says_so() -> None:
-    """All but the first block are alike, and the first is worth as much as all others together."""
-
-    def even(phi: np.ndarray) -> np.ndarray:
-        return np.ones(len(phi)) / 10
-
-    control = arm("vanilla", even, blocks=24, repeat=(8, 2), first=23)
-    found = judged(arm("equalised-adamw", even, blocks=24, repeat=(8, 2), first=23), control, 8)
-    assert found.outcome == "depends on block 0"
+    """Block 0 outweighs all, so that with it nothing came back, and without it everything."""
+    control = arm("vanilla", proportional, blocks=24, repeat=(8, 2))
+    even = arm("equalised-adamw", lambda phi: np.ones(len(phi)) / 10, blocks=24, repeat=(8, 2), first=45)
+    found = judged(even, control, 8)
+    assert found.outcome == "depends on block 0", found.evidence
     assert "With all blocks" in found.evidence
     assert "Without block 0" in found.evidence
 
@@ -172,7 +179,8 @@ def test_readings() -> None:
     assert restored(over(-0.1, 0.5), control, 0.8) == "undecided"
     assert restored(over(-0.5, -0.1), control, 0.8) == "not restored"
     assert restored(over(None, None), control, 0.8) == "undecided"
-    assert restored(over(0.1, 0.5, 0.3), over(0.9, 1.3, 1.1), 0.2) == "no deficit"
+    assert restored(over(0.1, 0.5, 0.3), over(1.0, 1.3, 1.1), 0.2) == "no deficit"
+    assert restored(over(0.1, 0.5, 0.3), over(0.9, 1.3, 1.1), 0.2) == "undecided"
     assert restored(over(0.1, 0.5, 0.3), control, 0.0) == "undecided"
     assert restored(None, control, 0.8) == "undecided"
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from leadline.bench.results import Result, Row
-from leadline.bench.statistics import Median
 from leadline.bench.targets import verdict
 from leadline.drawing.words import percent
+from leadline.medians import Median
 
 FAILED = "check failed"
 

@@ -34,7 +34,7 @@ def parse(arguments: type, words: Sequence[str], prog: str) -> Any:
     check(words, dict(_options(arguments)), prog)
     for each in _dataclasses(arguments):
         _without_none(each)
-    with _plain() if "NO_COLOR" in os.environ else contextlib.nullcontext():
+    with _plain() if os.environ.get("NO_COLOR") else contextlib.nullcontext():
         return tyro.cli(arguments, args=list(words), prog=prog, description=arguments.__doc__)
 
 

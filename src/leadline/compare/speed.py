@@ -7,15 +7,15 @@ Here every design makes a step in every round, and a ratio is formed within a ro
 from __future__ import annotations
 
 import contextlib
-import json
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from leadline.files import write_json
+from leadline.errors import LeadlineError
+from leadline.files import check_sum, write_json_with_sum
+from leadline.medians import LEVEL, Median, median_of
+from leadline.reading import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from leadline.training.resolve import Run
 
 SPEED_ROUNDS = 6
-"""The fewest whose smallest and largest ratio enclose the median with a probability of at least 95 %."""
+"""The fewest that give the median an interval of 95 %."""
 SPEED_FILE = "speed.json"
 MOST_TOKENS = 2048
 """Of a measured step: longer ones are cut to whole sequences of about as many, so that rounds stay short."""
@@ -33,33 +33,18 @@ MOST_PARAMETERS = 200_000_000
 Seconds = dict[str, list[float]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """One design's time for a step over another's: the median over rounds, the smallest and the largest.
-
-    Attributes:
-        rounds: how many there were.
-    """
-
-    median: float
-    low: float
-    high: float
-    rounds: int
-
-    @property
-    def decides(self) -> bool:
-        """Whether the interval has 95 %, and excludes equal times."""
-        return self.rounds >= SPEED_ROUNDS and (self.low > 1 or self.high < 1)
-
-
-def ratio_of(mine: Sequence[float], other: Sequence[float]) -> Ratio:
-    """The ratio of two designs' seconds by round.
+def ratio_of(mine: Sequence[float], other: Sequence[float]) -> Median:
+    """One design's time for a step over another's: the median over rounds with its interval.
 
     Raises:
         ValueError: they have not as many rounds, or none.
     """
-    found = [a / max(b, 1e-12) for a, b in zip(mine, other, strict=True)]
-    return Ratio(median=statistics.median(found), low=min(found), high=max(found), rounds=len(found))
+    return median_of([a / max(b, 1e-12) for a, b in zip(mine, other, strict=True)])
+
+
+def decides(ratio: Median) -> bool:
+    """Whether the interval has 95 %, and excludes equal times."""
+    return ratio.coverage >= LEVEL and (ratio.low > 1 or ratio.high < 1)
 
 
 def measured_speeds(out: Path, configs: Mapping[str, dict[str, Any]], rounds: int, threads: int) -> Seconds:
@@ -80,26 +65,29 @@ def measured_speeds(out: Path, configs: Mapping[str, dict[str, Any]], rounds: in
         return kept
     print(f"speed: {rounds} rounds of a step of each design", file=sys.stderr)
     seconds = _measure(configs, rounds, threads)
-    write_json(out / SPEED_FILE, {**asked, "seconds": seconds})
+    write_json_with_sum(out / SPEED_FILE, {**asked, "seconds": seconds})
     return seconds
 
 
+class SpeedFile(TypedDict):
+    """The content of `speed.json`."""
+
+    designs: list[str]
+    rounds: int
+    seconds: Seconds
+
+
 def _kept(path: Path, asked: Mapping[str, Any]) -> Seconds | None:
-    """The measurement that is there, if it is of the same designs and rounds; it costs little to repeat."""
+    """The measurement that is there, if it is whole and of the same designs and rounds; it costs little to repeat."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = read_json(path, SpeedFile)
+        check_sum(path)
+    except (LeadlineError, OSError):
         return None
-    if not isinstance(content, dict) or any(content.get(name) != value for name, value in asked.items()):
-        return None
-    seconds = content.get("seconds")
-    if not isinstance(seconds, dict) or (seconds and set(seconds) != set(asked["designs"])):
-        return None
-    whole = all(
-        isinstance(of, list) and len(of) == asked["rounds"] and all(isinstance(s, float) and s > 0 for s in of)
-        for of in seconds.values()
-    )
-    return seconds if whole else None
+    seconds = content["seconds"]
+    kept = {"designs": content["designs"], "rounds": content["rounds"]}
+    same = kept == asked and set(seconds) in ({*asked["designs"]}, set())
+    return seconds if same and all(len(of) == asked["rounds"] and min(of) > 0 for of in seconds.values()) else None
 
 
 def _measure(configs: Mapping[str, dict[str, Any]], rounds: int, threads: int) -> Seconds:

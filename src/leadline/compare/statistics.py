@@ -243,15 +243,11 @@ def _pooled(values: Values, baseline: str) -> dict[str, list[Part]]:
     squares, freedom = _residual(values, names)
     if freedom < 1:
         return {}
-    columns = _columns(values, names)
-    inverse = np.linalg.pinv(columns.T @ columns)
     found = {}
-    for index, name in enumerate(names):
-        if name != baseline:
-            contrast = np.zeros(columns.shape[1])
-            contrast[index], contrast[names.index(baseline)] = 1.0, -1.0
-            error = math.sqrt(max(0.0, squares / freedom * float(contrast @ inverse @ contrast)))
-            found[name] = [Part(error=error, freedom=freedom)]
+    for name in names:
+        pairs = len(values[name].keys() & values[baseline].keys())
+        if name != baseline and pairs:
+            found[name] = [Part(error=math.sqrt(max(0.0, 2 * squares / freedom / pairs)), freedom=freedom)]
     return found
 
 

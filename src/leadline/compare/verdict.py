@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leadline.compare.speed import Ratio, ratio_of
-from leadline.compare.statistics import SMALLEST_EFFECT, interval
+from leadline.compare.speed import decides, ratio_of
+from leadline.compare.statistics import SMALLEST_EFFECT
 from leadline.drawing.words import fixed, percent
+from leadline.medians import LEVEL, Median
 
 ONE_SEED_NOISE = SMALLEST_EFFECT
 """Bits per byte below which a difference on one seed is read as noise."""
@@ -98,7 +99,7 @@ def _group(difference: dict[str, Any], one_seed: bool) -> str:
 def _headline(results: dict[str, Any], baseline: Design, groups: _Groups, one_seed: bool) -> tuple[str, list[str]]:
     name = baseline["name"]
     if groups.better:
-        chosen = _choice(groups.better, one_seed)
+        chosen = _choice(groups.better)
         amount = f"{abs(chosen['difference']['mean']):.3f} bits per byte below {name}"
         headline = (
             f"{'Ahead in one seed:' if one_seed else 'Choose'} {chosen['name']}{',' if one_seed else ':'} {amount}."
@@ -106,34 +107,38 @@ def _headline(results: dict[str, Any], baseline: Design, groups: _Groups, one_se
         reasons = [*filter(None, [_price(chosen, baseline)]), *_wider(results, chosen)]
         best = groups.better[0]
         if chosen is not best:
-            gap = _mean(chosen) - _mean(best)
-            why = "smaller than what matters" if gap < SMALLEST_EFFECT else "within noise"
             reasons.append(
-                f"{best['name']} has the lowest loss, but by {gap:.3f} bits per byte only, which is {why}, "
-                f"and {_speed(best, chosen)}."
+                f"{best['name']} has the lowest loss, but by {_mean(chosen) - _mean(best):.3f} bits per byte only, "
+                f"which is smaller than what matters, and {_speed(best, chosen)}."
             )
         return headline, reasons
     if groups.unclear:
-        return f"Too little text: {_held_out(results)} can't tell {name} and the other designs apart.", []
+        return f"Too little text: {_held_out(results)} can't tell {name} and {_names(groups.unclear)} apart.", []
     if groups.worse and not groups.level and not groups.small:
         seeds = " in one seed" if one_seed else ""
         return f"Keep {name}: every other design did worse{seeds}.", []
-    beyond = "One seed shows no difference that matters" if one_seed else "No difference that matters"
-    if not one_seed and not groups.small:
-        headline = f"No difference beyond noise: no design is ahead of {name} for certain."
+    headline = f"No design is ahead of {name}"
+    if one_seed:
+        headline += f" by {SMALLEST_EFFECT} bits per byte in one seed."
     else:
-        headline = f"{beyond}: no design is ahead of {name} by {SMALLEST_EFFECT} bits per byte."
-    fast = _fastest([baseline, *groups.small, *groups.level], baseline)
+        headline += f" by {SMALLEST_EFFECT} bits per byte." if groups.small else " beyond noise."
+    fast = _fastest([baseline, *groups.small, *filter(_no_worse, groups.level)], baseline)
     if fast is baseline:
         return headline, [f"Keep {name}, which the others are compared with."]
-    loss = "a loss that differs by less than matters" if fast in groups.small else "a loss that shows no difference"
+    loss = "a loss that differs by less than matters"
     return headline, [f"{fast['name']} {_speed(fast, baseline)}, at {loss}.", *_wider(results, fast)]
 
 
-def _choice(better: Sequence[Design], one_seed: bool) -> Design:
-    """The lowest loss, or a design that is clearly faster and not told apart from it by as much as matters."""
+def _no_worse(design: Design) -> bool:
+    """Whether a design within noise is behind by less than matters for certain; on one seed, by what it shows."""
+    high = design["difference"]["high"]
+    return float(design["difference"]["mean"] if high is None else high) < SMALLEST_EFFECT
+
+
+def _choice(better: Sequence[Design]) -> Design:
+    """The lowest loss, or a design that is clearly faster and behind it by less than matters."""
     best = better[0]
-    return _fastest([best, *(d for d in better[1:] if _indistinct(d, best, one_seed))], best)
+    return _fastest([best, *(d for d in better[1:] if _mean(d) - _mean(best) < SMALLEST_EFFECT)], best)
 
 
 def _fastest(designs: Sequence[Design], than: Design) -> Design:
@@ -142,19 +147,8 @@ def _fastest(designs: Sequence[Design], than: Design) -> Design:
     return min(ratios, key=lambda pair: pair[0])[1] if ratios else than
 
 
-def _faster(ratio: Ratio) -> bool:
-    return ratio.decides and ratio.median < 1 - SAME_SPEED
-
-
-def _indistinct(design: Design, best: Design, one_seed: bool) -> bool:
-    if float(_mean(design) - _mean(best)) < SMALLEST_EFFECT:
-        return True
-    values = zip(design["bits_per_byte"]["values"], best["bits_per_byte"]["values"], strict=True)
-    pairs = [a - b for a, b in values if a is not None and b is not None]
-    if one_seed or len(pairs) < 2:
-        return False
-    low = interval(pairs).low
-    return low is not None and low <= 0
+def _faster(ratio: Median) -> bool:
+    return decides(ratio) and ratio.median < 1 - SAME_SPEED
 
 
 def _told(baseline: Design, groups: _Groups, one_seed: bool) -> list[str]:
@@ -226,7 +220,7 @@ def _within(found: dict[str, Any]) -> str:
     return f"{fixed(found['low'], sign=True)} to {fixed(found['high'], sign=True)}"
 
 
-def _ratio(design: Design, than: Design) -> Ratio | None:
+def _ratio(design: Design, than: Design) -> Median | None:
     mine, other = design.get("speed"), than.get("speed")
     return ratio_of(mine["seconds"], other["seconds"]) if mine and other else None
 
@@ -236,7 +230,9 @@ def _speed(design: Design, than: Design) -> str:
     if found is None:
         return ""
     span = f"{found.median:.2f} times, {found.low:.2f} to {found.high:.2f}"
-    if not found.decides:
+    if found.coverage < LEVEL:
+        return f"was timed in too few rounds beside {than['name']} ({span})"
+    if not decides(found):
         return f"takes no other time for a step than {than['name']} beyond noise ({span})"
     return f"takes {'more' if found.median > 1 else 'less'} time for a step than {than['name']} ({span})"
 
@@ -247,7 +243,8 @@ def _wider(results: dict[str, Any], design: Design) -> list[str]:
     if not design.get("speed") or dim is None or dim >= SMALL_WIDTH:
         return []
     known = AT_512.get(design["name"])
-    there = "" if known is None else f": at width 512 {design['name']} took {known} times as long as prenorm"
+    how = "times as long as prenorm, forward and backward with compiled bodies"
+    there = "" if known is None else f": at width 512 {design['name']} took {known} {how}"
     overhead = f"At width {dim} a design's own operations weigh most; their share shrinks with width"
     return [f"{overhead} (docs/benchmarks.md{there})."]
 

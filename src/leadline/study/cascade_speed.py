@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from leadline.bench.rounds import Candidate, run_rounds, timer_for, what_is_timed
-from leadline.bench.statistics import Median, median_of, ratios
 from leadline.compare.machine import describe_machine
 from leadline.config import to_dict
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_sum, write_json_with_sum
+from leadline.medians import Median, median_of, ratios
 from leadline.models import Decoder, stream_tokens
 from leadline.ops import use_backend
 from leadline.ops.choice import Backend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -57,7 +58,10 @@ def run_in(out: Path, run: Run, *, new: bool = False) -> Iterator[None]:
 def check_free(out: Path) -> None:
     """Raises UsageError where the folder is a file, or holds something that is no run."""
     check_folder(out, "--out")
-    if not (out / RUN_FILE).exists() and out.exists() and any(path.name not in OURS for path in out.iterdir()):
+    if (out / RUN_FILE).exists() or not out.exists():
+        return
+    # What a run left that was killed while it began is ours too.
+    if any(path.name not in OURS and not re.fullmatch(r"\.[\w.-]+\.\d+\.partial", path.name) for path in out.iterdir()):
         raise UsageError(f"--out {out} holds something that is no run; name a new or empty folder")
 
 

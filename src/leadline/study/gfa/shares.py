@@ -20,7 +20,7 @@ import numpy as np
 
 from leadline.errors import LeadlineError, UsageError
 from leadline.probes import fan_in
-from leadline.study.gfa.statistics import Row, coefficient, complete, correlation, covering, resampled
+from leadline.study.gfa.statistics import Numbers, Row, coefficient, complete, correlation, covering, resampled
 from leadline.training.gradient_steps import DEFINITIONS, StepNorms, load_norms, shares
 
 EARLY = 0.1
@@ -156,5 +156,10 @@ def _explained(share: list[Row], shape: list[Row]) -> tuple[Any, Any] | None:
     rows = complete(share, shape)
     if not rows or len(rows[0][0]) < 3:
         return None
-    of_runs = np.array([coefficient("pearson", np.array([x]), np.array([y]))[0] ** 2 for x, y in rows])
-    return None if np.isnan(of_runs).any() else (of_runs, resampled(rows, "pearson", lambda value: value**2))
+    of_runs = _squared(np.array([coefficient("pearson", np.array([x]), np.array([y]))[0] for x, y in rows]))
+    return None if np.isnan(of_runs).any() else (of_runs, resampled(rows, "pearson", _squared))
+
+
+def _squared(r: Numbers) -> Numbers:
+    """R² of a line that rises with φ; one that falls explains nothing."""
+    return np.where(r < 0, 0.0, r**2)

@@ -4,17 +4,17 @@ Each reading of late importance (`leadline.study.gfa.late`) is the arm's minus t
 yardstick: for the repeated blocks the rise that φ predicts for this arm, for equalised gradients or updates what the
 control lacks of even importance. A reading is
 
-    no deficit        the control's late blocks aren't shown to matter less than all: its interval reaches 1
+    no deficit        the control's interval lies at 1 or above: its late blocks matter as much as all
     restored          the interval of the rise lies above zero, and its mean is half of the yardstick or more
     partly restored   it lies above zero, and the mean is less
     not restored      it does not lie above zero, and ends below half of the yardstick
-    undecided         noise could hide either, there is one seed, or φ predicts no rise
+    undecided         noise could hide either, the control's interval holds 1, there is one seed, or φ predicts no rise
 
 The first block often holds most of all importance, so every reading is taken with it and without it, and a verdict
 that is not the same for both *depends on block 0*. A repeated block is two passes, and leaving it out takes both away,
 so that a block whose places are worth what they were counts twice. With one place left out at a time the rise has to be
 restored too, held against what φ predicts for that; else it may be that of two passes, and the claim is open. A control
-without a deficit refutes nothing: there is nothing to restore at this size.
+without a deficit, block 0 apart, refutes nothing: there is nothing to restore at this size.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def restored(
     """
     if difference is None or control is None or difference["low"] is None or control["high"] is None:
         return "undecided"
-    if control["high"] >= 1:
+    if control["low"] >= 1:
         return "no deficit"
-    if yardstick is None or yardstick <= 0:
+    if control["high"] >= 1 or yardstick is None or yardstick <= 0:
         return "undecided"
     if difference["low"] > 0:
         return "restored" if difference["mean"] >= yardstick / 2 else "partly restored"
@@ -105,6 +105,8 @@ def judge_late(arm: Arm, by_name: Mapping[str, Arm], last: int) -> Judgement:
 
 
 def _of_both(whole: Return, rest: Return, *, role: str) -> Outcome:
+    if rest == "no deficit":  # what the whole lacks is block 0 alone
+        return "no deficit at this size"
     if whole != rest:
         return "open" if "undecided" in (whole, rest) else "depends on block 0"
     if whole in OUTCOMES:
@@ -137,7 +139,7 @@ def _size_words(control: Arm, part: str) -> str:
     predicted = control["late"]["predicted"][f"{part}_rest"]
     wanted = "" if predicted is None else f" If importance followed φ that would be {fixed(predicted, 2)}."
     return (
-        f"In {control['name']} the late blocks aren't shown to matter less than the others: nothing is to be restored "
+        f"In {control['name']} the late blocks matter as much as the others: nothing is to be restored "
         f"at this size.{wanted} A size at which this value lies below 1 beyond noise would test the claim; try more "
         "blocks and more tokens."
     )
