@@ -84,7 +84,8 @@ def faster(ratio: Mapping[str, Any] | None, *, more_is_better: bool) -> Outcome:
     """Whether a ratio of speed lies on the better side of 1.
 
     It does not hold where the whole interval lies on the worse side, or so near to 1 that no gain that matters is left,
-    and is open where it reaches further, or where the rounds are too few for an interval of 95 %. The paper's figures are beside a wider stack, and decide nothing here.
+    and is open where it reaches further, or where the rounds are too few for an interval of 95 %. The paper's figures
+    are beside a wider stack, and decide nothing here.
     """
     if ratio is None or ratio["coverage"] < COVERAGE:
         return "open"
