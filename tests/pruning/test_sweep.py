@@ -273,6 +273,7 @@ def test_cfp_is_measured_by_every_definition_and_a_cut_is_measured_once(trained:
     up = [0.1, 0.2, 0.3, 0.4]
     record["definitions"]["block"] |= {"clipped": up[::-1], "mean-of-shares": up[::-1], "after-warmup": up}
     (run / "gradient.json").write_text(json.dumps({**record, "share": up}))
+    (run / "checksums.json").unlink(missing_ok=True)
     subject = open_subject(run)
     data, measured = subject.data(str(trained.data)), []
     base = dataclasses.replace(BASE, definition="clipped")
@@ -290,6 +291,7 @@ def test_cfp_is_measured_by_every_definition_and_a_cut_is_measured_once(trained:
     # A run that goes on from before each step's norms were kept has no other definitions.
     record["definitions"] = {"block": {}, "sublayer": {}}
     (run / "gradient.json").write_text(json.dumps({**record, "share": up}))
+    (run / "checksums.json").unlink(missing_ok=True)
     subject = open_subject(run)
     found = sweep([subject], data, wish(0.5, seeds=(0,)))
     assert list(found["definitions"]) == ["sum"]

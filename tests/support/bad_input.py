@@ -363,10 +363,10 @@ GENERATE = {
     "no tokens": _generate("--tokens 0", "--tokens '0'", "1 or more"),
     "tokens too many": _generate("--tokens 9e30", "--tokens", "1e+18 at most"),
     "more tokens than fit": _generate("--tokens 9e15", "max_new_tokens", "too many"),
-    "a temperature below zero": _generate("--temperature -1", "temperature=-1", "such as 0.8"),
-    "no choice": _generate("--top-k 0", "top_k=0", "such as 50"),
-    "a probability out of range": _generate("--top-p 1.5", "top_p=1.5", "such as 0.9"),
-    "a seed of 80 bits": _generate(f"--seed {2**80}", "seed=", "64 bits"),
+    "a temperature below zero": _generate("--temperature -1", "--temperature -1", "such as 0.8"),
+    "no choice": _generate("--top-k 0", "--top-k 0", "such as 50"),
+    "a probability out of range": _generate("--top-p 1.5", "--top-p 1.5", "such as 0.9"),
+    "a seed of 80 bits": _generate(f"--seed {2**80}", "--seed", "64 bits"),
     "an unknown device": _generate("--device abacus", "--device abacus", "cpu"),
     "a device that holds nothing": _generate("--device meta", "--device meta", "cpu"),
     "a prompt that is no text": _generate('--prompt "\udcff"', "--prompt", "UTF-8"),
@@ -564,7 +564,7 @@ TAPERS = {
     "nothing to solve for": Bad("designs --equal prenorm", ("--equal prenorm", "NAME --equal")),
     "a budget without a reference": Bad("designs cascade-a2 --tokens 1M", ("--tokens belong to --equal",)),
     "an unknown reference": Bad("designs cascade-a2 --equal prenrom", ("'prenrom' is not known",)),
-    "a budget too small": Bad("designs cascade-a2 --equal prenorm --tokens 1", ("not within 1\u00a0%", "--tokens")),
+    "a budget too small": Bad("designs cascade-a2 --equal prenorm --tokens 1", ("not within 1 %", "--tokens")),
 }
 
 
@@ -598,7 +598,7 @@ COMPARE = {
     "two budgets": _compare("--tokens 64", "--tokens and --steps", "give one"),
     "a malformed budget": _compare("--flops lots", "--flops 'lots'", *COUNT),
     "less than a step": Bad("compare lns --data {data} --tokens 3 --out out", ("--tokens 3", "less than one step")),
-    "less than a step's FLOPs": Bad("compare lns --data {data} --flops 10 --out out", ("flops=10", "would")),
+    "less than a step's FLOPs": Bad("compare lns --data {data} --flops 10 --out out", ("--flops 10", "would")),
     "no seeds": _compare("--seeds 0", "--seeds 0", "1 or more"),
     "a seed twice": _compare("--seeds 1,1", "--seeds '1,1'", "twice"),
     "seeds in words": _compare("--seeds some", "--seeds 'some'", "(0,1,5)"),
