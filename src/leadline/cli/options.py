@@ -104,11 +104,11 @@ def _without_none(arguments: type) -> None:
             shown = {"metavar": f"{shown['metavar']}|None"}
         inside = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
         configured = type(tyro.conf.arg())
-        own = [each for each in inside[1:] if isinstance(each, configured)]
+        own: list[Any] = [each for each in inside[1:] if isinstance(each, configured)]
         for each in own:
             shown |= {name: value for name in shown if (value := getattr(each, name)) is not None}
         others = [each for each in inside[1:] if not isinstance(each, configured)]
-        merged = dataclasses.replace(own[0], **shown) if own else tyro.conf.arg(**shown)  # type: ignore[type-var]
+        merged = dataclasses.replace(own[0], **shown) if own else tyro.conf.arg(**shown)
         arguments.__annotations__[field.name] = Annotated[(inside[0], *others, merged)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from leadline.drawing import svg
@@ -90,13 +91,18 @@ def _share(arms: Shown) -> Picture | None:
     )
 
 
+def _phase_share(number: int, run: Mapping[str, Any]) -> Row:
+    share: Row = run["phases"][number]["share"]
+    return share
+
+
 def _phases(arms: Shown) -> Picture | None:
     panels = []
     for number in range(max((len(arm["phases"]) for _, arm in arms), default=0)):
         drawn = []
         for entry, arm in arms:
             if len(arm["phases"]) > number:
-                mean, low, high = over_runs(arm, lambda run: run["phases"][number]["share"])  # noqa: B023
+                mean, low, high = over_runs(arm, partial(_phase_share, number))
                 drawn.append(series(entry, by_block(mean), between(low, high)))
         panels.append(Panel(title=("the first tenth of the steps", "the rest")[number], series=drawn))
     return over_blocks(
