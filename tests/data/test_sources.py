@@ -342,3 +342,11 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_documents_from_python_name_what_is_wrong() -> None:
     with pytest.raises(LeadlineError, match="talks: document 2 is not Unicode"):
         list(Documents(lambda: ["a", "\ud800"], name="talks").pieces())
+
+
+def test_a_number_of_thousands_of_digits_names_file_and_line(tmp_path: Path) -> None:
+    """Python refuses to convert it, in a field that nobody reads too."""
+    path = tmp_path / "long.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "two", "id": ' + "7" * 5000 + "}\n")
+    with pytest.raises(LeadlineError, match=r"long\.jsonl.*line 2.*too many digits"):
+        documents(path)
