@@ -55,23 +55,3 @@ def test_a_configuration_that_can_not_be_saved_is_told_before_anything_is_measur
     said = capsys.readouterr()
     assert "transformers does not save this config.json" in said.err
     assert "perplexity" not in said.out + said.err
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-def test_only_files_that_are_loaded_decide_the_dtype(hugging_face: Path, sharded: bool) -> None:
-    from safetensors.torch import load_file, save_file
-
-    model = open_model(hugging_face, dtype=torch.bfloat16).stack.model
-    (hugging_face / "model.safetensors").unlink()
-    model.save_pretrained(hugging_face, **({"max_shard_size": "20KB"} if sharded else {}))
-    assert (hugging_face / "model.safetensors").is_file() != sharded
-    config = json.loads((hugging_face / "config.json").read_text())
-    del config["dtype"]
-    (hugging_face / "config.json").write_text(json.dumps(config))
-    weights = {}
-    for file in hugging_face.glob("*.safetensors"):
-        weights |= load_file(file)
-    save_file(
-        {f"{name}.{copy}": w.float() for name, w in weights.items() for copy in "ab"}, hugging_face / "ema.safetensors"
-    )
-    assert {p.dtype for p in open_model(hugging_face).stack.model.parameters()} == {torch.bfloat16}

@@ -211,7 +211,7 @@ def test_without_the_claimed_design_the_claim_is_open() -> None:
         "cascade-a2 has no control, because no uniform stack costs the same."
     )
     assert judge(content).sentences[0].endswith("; no uniform stack costs the same.")
-    assert judge(content).headline.startswith("No taper is told to be both")
+    assert judge(content).headline.startswith("No taper is shown to be both")
 
 
 def test_failures_are_said() -> None:

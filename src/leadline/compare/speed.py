@@ -6,9 +6,8 @@ Here every design makes a step in every round, and a ratio is formed within a ro
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -96,7 +95,7 @@ def _measure(configs: Mapping[str, dict[str, Any]], rounds: int, threads: int) -
     from leadline.config import from_dict
     from leadline.designs import count_parameters
     from leadline.ops import use_backend
-    from leadline.pruning.speed import interleaved, synchronise
+    from leadline.pruning.speed import interleaved, synchronise, torch_threads
     from leadline.training import RunConfig
     from leadline.training.resolve import decide, usable_device
 
@@ -109,7 +108,7 @@ def _measure(configs: Mapping[str, dict[str, Any]], rounds: int, threads: int) -
     first = runs[0].config
     device = usable_device(first.device)
     warm = 1 if first.backend in ("auto", "reference", "lean") else 2  # one more, in which bodies are compiled
-    with _threads(threads), use_backend(first.backend):
+    with torch_threads(threads), use_backend(first.backend):
         try:
             steps = [_step(run, device) for run in runs]
             found = interleaved(steps, rounds, warm, lambda: synchronise(device))
@@ -136,15 +135,3 @@ def _step(run: Run, device: torch.device) -> Callable[[], object]:
         optimiser.zero_grad(set_to_none=True)
 
     return step
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -7,7 +7,7 @@ from typing import Literal
 Effect = Literal[
     "better", "worse", "no difference that matters", "smaller than what matters", "undecided", "not told by these seeds"
 ]
-"""What an interval says of a difference; `effect_of` has the rules."""
+"""What a difference is called; `effect_of` has the rules."""
 
 
 def effect_of(

@@ -7,10 +7,11 @@ the machine for a while disturbs both.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,3 +159,14 @@ def _generate(model: nn.Module, prompt: Tensor, count: int) -> object:
     )
     foreign: Any = model
     return foreign.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=settings)
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """PyTorch works with so many threads until the context ends."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

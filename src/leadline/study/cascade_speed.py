@@ -6,7 +6,6 @@ interleaved and ratios are formed within a round, see `leadline.bench.rounds`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from leadline.medians import Median, median_of, ratios
 from leadline.models import Decoder, stream_tokens
 from leadline.ops import use_backend
 from leadline.ops.choice import Backend
+from leadline.pruning.speed import torch_threads
 from leadline.reading import read_json
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def measure_speed(
     if kept is not None or not folders:
         return kept or {**asked, "method": "nothing was trained", "latency": {}, "throughput": {}}
     models = {name: _load(folder, options) for name, folder in folders.items()}
-    with _threads(threads):
+    with torch_threads(threads):
         found: dict[str, Any] = {
             **asked,
             "method": f"{what_is_timed(torch.device(options.device), 'wall')} of greedy generation with a cache, "
@@ -150,16 +150,6 @@ def _ratios(speeds: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
         "throughput_ratio": _as_data(median_of(ratios(throughput[1], throughput[0]))),
         "latency_rounds": rounds,
     }
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _rounds(

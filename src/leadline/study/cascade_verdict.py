@@ -1,7 +1,7 @@
 """What the runs of `leadline study cascade` say of claim C2, and of every taper, in words.
 
 The claim is judged against the claimed taper's uniform control, which costs the same a token. A difference to the
-baseline is told apart into what the control has of it (a smaller model that reads more tokens) and the taper's own.
+baseline is split into what the control has of it (a smaller model that reads more tokens) and the taper's own.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _headline(arms: Mapping[str, Arm], baseline: Arm, tapers: Sequence[Arm], jud
     good = [arm["name"] for arm in finished if quality(arm["against_control"]) == "holds" == quicker(arm)]
     if good:
         return f"As good as a uniform stack of the same cost and faster in generation: {listed(good)}."
-    return "No taper is told to be both as good as a uniform stack of the same cost and faster in generation."
+    return "No taper is shown to be both as good as a uniform stack of the same cost and faster in generation."
 
 
 def _sentence(arm: Arm, arms: Mapping[str, Arm], baseline: Arm) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import torch
-
 from leadline.compare.jobs import Job
 from leadline.drawing.words import count, duration
+from leadline.pruning.speed import torch_threads
 from leadline.study.gfa.arm import Step
 
 START = 8.0
@@ -44,12 +43,8 @@ def estimate_words(queue: Sequence[Job], slots: int, threads: int, step: Step | 
 
 def flops_per_second(step: Step, threads: int) -> float:
     """The training speed of one process: the best of three times."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         return step.flops / min(_time(step) for _ in range(3))
-    finally:
-        torch.set_num_threads(before)
 
 
 def _time(step: Step) -> float:
