@@ -130,6 +130,14 @@ def test_a_stack_without_exits_is_held_against_quadratic_fan_in(tmp_path: Path) 
     assert judge_fan_in(found)[1].outcome == "holds"
 
 
+def test_a_share_that_rises_with_depth_is_explained_by_no_fan_in(tmp_path: Path) -> None:
+    """R² alone would praise a line that falls where φ rises."""
+    found = three(tmp_path, PHI[::-1], PHI[::-1])
+    for fit in found["fits"].values():
+        assert (fit["own"], fit["other"]) == (0.0, 0.0)
+    assert judge_fan_in(found)[1].outcome == "open"
+
+
 def test_two_seeds_decide_no_shape(tmp_path: Path) -> None:
     two = arm([run(tmp_path, seed, PHI, PHI) for seed in range(2)])
     assert judge_fan_in(two)[1].outcome == "open"
