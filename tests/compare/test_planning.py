@@ -25,7 +25,7 @@ def test_the_defaults_are_the_demo(dataset: DataSet) -> None:
     assert plan.batch_tokens == preset.batch_tokens
     assert plan.shape == {}
     assert plan.designs[2].learning_rate == settings(resolve("attnres-block"), preset).learning_rate
-    assert len({design.slug for design in plan.designs}) == 8
+    assert len({design.slug for design in plan.designs}) == 9
 
 
 def test_equal_flops_give_costly_designs_fewer_tokens(dataset: DataSet) -> None:

@@ -29,7 +29,7 @@ class Arguments:
     designs: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DESIGN ...]", help_behavior_hint="")
     ] = ()
-    """Names or expressions, see `leadline designs`; without any, the eight of the demo."""
+    """Names or expressions, see `leadline designs`; without any, the nine of the demo."""
 
     data: str = "sotu"
     """sotu, or a folder that `leadline data prepare` made."""

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from leadline.data import DataSet
     from leadline.designs import Design, Preset, ShapeConfig
 
-DEMO = ("prenorm", "attnres", "attnres-block", "mgr-independent", "mgr-competitive", "mhc-lite", "bhyt", "lns")
+DEMO = (
+    "prenorm",
+    "attnres",
+    "attnres-block",
+    "mgr-independent",
+    "mgr-competitive",
+    "mhc-lite",
+    "bhyt",
+    "bhyt-unit",
+    "lns",
+)
 BASELINE = "prenorm"
 SWEEP_FACTORS = (0.5, 1.0, 2.0)
 
