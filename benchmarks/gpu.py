@@ -40,7 +40,7 @@ from leadline.bench.results import Result, versions
 from leadline.bench.rounds import Candidate, run_rounds, timer_for
 from leadline.bench.shapes import BenchShape
 from leadline.bench.table import print_result
-from leadline.compare.machine import describe_machine
+from leadline.experiments.machine import describe_machine
 from leadline.files import write_json
 from leadline.medians import median_of
 from leadline.ops.choice import Backend, why_not

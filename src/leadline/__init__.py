@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leadline import (
         bench,
-        compare,
         connections,
         data,
         designs,
+        experiments,
         hub,
         models,
         norms,
@@ -98,10 +98,10 @@ _HOMES = {
 }
 _PARTS = (
     "bench",
-    "compare",
     "connections",
     "data",
     "designs",
+    "experiments",
     "hub",
     "models",
     "norms",
@@ -149,11 +149,11 @@ __all__ = [
     "UsageError",
     "__version__",
     "bench",
-    "compare",
     "connections",
     "cut",
     "data",
     "designs",
+    "experiments",
     "fold",
     "from_dict",
     "generate",

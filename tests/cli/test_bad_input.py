@@ -281,7 +281,7 @@ def test_train_is_interrupted_and_goes_on(
 def test_compare_is_interrupted_and_refuses_another_plan(
     leadline: Callable[[str], tuple[int, str]], place: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from leadline.compare.jobs import _Runner
+    from leadline.experiments.jobs import _Runner
 
     place.get("data")
     with monkeypatch.context() as patch:

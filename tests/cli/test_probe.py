@@ -19,11 +19,11 @@ from leadline.connections import Additive, Connection, MultiGate
 from leadline.data.prepare import prepare
 from leadline.data.tokenizers import ByteTokenizer
 from leadline.errors import LeadlineError, UsageError
+from leadline.experiments.probe import measuring as probing
+from leadline.experiments.probe.measuring import names_of
 from leadline.models import AttentionConfig, Decoder, DecoderConfig, LayerConfig, MLPConfig
 from leadline.norms import RMSNorm
 from leadline.probes.measure_stack import PARTS
-from leadline.study import probing
-from leadline.study.probing import names_of
 
 TEXT = "We the people of the United States, in order to form a more perfect union. "
 

@@ -9,8 +9,8 @@ import pytest
 
 from leadline.designs import ShapeConfig, Side, count_flops, count_parameters, resolve, solve
 from leadline.designs.equal import RESIDUAL, WAYS, Balance, By, describe
-from leadline.drawing.words import percent
 from leadline.errors import UsageError
+from leadline.report.words import percent
 
 SHAPE = ShapeConfig(dim=96, blocks=15, heads=6, kv_heads=6, head_dim=16, hidden=256, context=128)
 REFERENCE = Side(design=resolve("prenorm"), shape=SHAPE, tokens=512_000)

@@ -10,7 +10,7 @@ from markupsafe import escape
 
 from leadline.bench.results import Result, Row, Verdict
 from leadline.bench.table import FAILED, coverage, interval
-from leadline.drawing.words import percent
+from leadline.report.words import percent
 
 WIDTH = 900
 LEFT, RIGHT = 310, 200

@@ -8,8 +8,8 @@ from typing import TextIO
 
 from leadline.bench.results import Result, Row
 from leadline.bench.targets import verdict
-from leadline.drawing.words import percent
 from leadline.medians import Median
+from leadline.report.words import percent
 
 FAILED = "check failed"
 

@@ -262,7 +262,7 @@ def _measure(action: Models | Ops | Decode) -> Result:
     from leadline.bench.models import DESIGNS, ModelOptions
     from leadline.bench.operators import OperatorOptions
     from leadline.bench.shapes import BenchShape, default_heads, shape_named
-    from leadline.compare.machine import describe_machine
+    from leadline.experiments.machine import describe_machine
 
     common: dict[str, Any] = {
         "backends": action.backend,

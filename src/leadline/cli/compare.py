@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from leadline.cli.repeating import repeating
-from leadline.drawing.words import fixed
+from leadline.report.words import fixed
 
 if TYPE_CHECKING:
-    from leadline.compare.planning import Wish
+    from leadline.experiments.compare.planning import Wish
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,10 +108,10 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Runs the comparison and prints its verdict. Returns 0, or 1 where a run failed."""
-    from leadline.compare import compare, make_plan
-    from leadline.compare.planning import untuned_rates
     from leadline.data import resolve
     from leadline.errors import UsageError
+    from leadline.experiments.compare import compare, make_plan
+    from leadline.experiments.compare.planning import untuned_rates
     from leadline.training.resolve import usable_device
 
     for option, value in (("--jobs", arguments.jobs), ("--threads", arguments.threads)):
@@ -146,7 +146,7 @@ def wish(arguments: Arguments) -> Wish:
         UsageError: something that is no count, named with its option.
     """
     from leadline.cli.counts import MOST_FLOPS, parse_count
-    from leadline.compare.planning import DEMO, Wish
+    from leadline.experiments.compare.planning import DEMO, Wish
 
     def count(text: str | None, option: str) -> int | None:
         return None if text is None else parse_count(text, option)

@@ -55,7 +55,7 @@ def describe() -> dict[str, Any]:
     import torch
 
     from leadline import __version__
-    from leadline.compare.machine import describe_machine
+    from leadline.experiments.machine import describe_machine
 
     machine = describe_machine()
     found: dict[str, Any] = {

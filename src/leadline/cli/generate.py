@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from leadline.drawing.words import percent
+from leadline.report.words import percent
 
 if TYPE_CHECKING:
     from torch import Tensor

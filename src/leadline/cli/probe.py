@@ -14,7 +14,7 @@ import tyro
 from leadline.cli.repeating import repeating
 
 if TYPE_CHECKING:
-    from leadline.study.probing import ProbeWish
+    from leadline.experiments.probe.measuring import ProbeWish
 
 LIVE_SECONDS = 0.2
 PLAIN_SECONDS = 5.0
@@ -75,10 +75,10 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Measures and prints what stands out. Returns 0, or 1 where one of several models failed."""
+    from leadline.experiments.probe.measuring import check_out, check_paths, probe_models, write_probe
+    from leadline.experiments.probe.report.findings import summary
+    from leadline.experiments.probe.report.values import ProbeValues
     from leadline.files import write_json
-    from leadline.study.probe_report.findings import summary
-    from leadline.study.probe_report.values import ProbeValues
-    from leadline.study.probing import check_out, check_paths, probe_models, write_probe
     from leadline.training.resolve import usable_device
 
     asked = wish(arguments)
@@ -107,7 +107,7 @@ def wish(arguments: Arguments) -> ProbeWish:
     """
     from leadline.cli.counts import parse_count
     from leadline.errors import UsageError
-    from leadline.study.probing import ProbeWish
+    from leadline.experiments.probe.measuring import ProbeWish
 
     tokens = parse_count(arguments.tokens, "--tokens")
     ablation = None

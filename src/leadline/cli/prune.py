@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from leadline.cli.repeating import repeating
-from leadline.drawing.words import percent
+from leadline.report.words import percent
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
@@ -181,9 +181,9 @@ def _prune(arguments: Arguments) -> int:
 
 
 def _sweep(arguments: Arguments) -> int:
-    from leadline.compare.plan import parse_seeds
-    from leadline.compare.statistics import SMALLEST_EFFECT
     from leadline.errors import UsageError
+    from leadline.experiments.compare.plan import parse_seeds
+    from leadline.experiments.statistics import SMALLEST_EFFECT
     from leadline.files import write_json
     from leadline.lock import LOCK_FILE
     from leadline.pruning import open_subject

@@ -18,8 +18,8 @@ from typing import Literal
 from leadline.designs.counting import count_flops, count_parameters
 from leadline.designs.design import Design
 from leadline.designs.presets import ShapeConfig
-from leadline.drawing.words import percent
 from leadline.errors import UsageError
+from leadline.report.words import percent
 
 By = Literal["tokens", "depth", "width", "depth+tokens", "width+tokens"]
 WAYS: tuple[By, ...] = ("tokens", "depth", "width", "depth+tokens", "width+tokens")

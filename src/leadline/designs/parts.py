@@ -9,9 +9,9 @@ from typing import Any, Literal
 from leadline.connections import AttentionResiduals, HyperConnections, ManifoldHyperConnections, MultiGate
 from leadline.designs import recipes
 from leadline.designs.taper import Taper
-from leadline.drawing.words import percent
 from leadline.errors import UsageError, did_you_mean
 from leadline.norms import BHyT, Derf, DyT, LayerNorm, RMSNorm
+from leadline.report.words import percent
 
 Slot = Literal["connection", "norm", "placement", "attention", "init", "taper"]
 

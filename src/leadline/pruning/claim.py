@@ -21,9 +21,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leadline.drawing.effects import Effect, effect_of
-from leadline.drawing.words import fixed, listed
 from leadline.pruning.stability import Gap, corrected, paired_gap, stability_gap
+from leadline.report.effects import Effect, effect_of
+from leadline.report.words import fixed, listed
 
 CLAIM = "C1: CFP beats similarity, Taylor and magnitude in perplexity and rank stability"
 RIVALS = ("similarity", "taylor", "magnitude")

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from leadline.drawing.curves import Curve, Value, curves
-from leadline.drawing.page import Cell, Column, Page, Table, TableRow, Verdict, render
-from leadline.drawing.pictures import Entry, Picture, Section
-from leadline.drawing.words import count, fixed, listed, plain
 from leadline.files import write_json, write_text
 from leadline.pruning.claim import RIVALS, best, level, mean_losses
+from leadline.report.curves import Curve, Value, curves
+from leadline.report.page import Cell, Column, Page, Table, TableRow, Verdict, render
+from leadline.report.pictures import Entry, Picture, Section
+from leadline.report.words import count, fixed, listed, plain
 from leadline.training.gradient_steps import DEFINITIONS
 
 DEFINITIONS_IN_WORDS = {

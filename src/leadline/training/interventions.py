@@ -17,10 +17,10 @@ from collections.abc import Iterator
 import torch
 
 from leadline.designs import count_flops
-from leadline.drawing.words import percent
 from leadline.errors import UsageError
 from leadline.models import DecoderConfig
 from leadline.models.config import RepeatConfig
+from leadline.report.words import percent
 from leadline.training.config import RunConfig, parse_repeat
 from leadline.training.gradient_share import GradientShare
 from leadline.training.layerskip import LayerSkip

@@ -101,11 +101,11 @@ class Cascade:
 def run(asked: Cascade) -> int:
     """Runs the study. Returns 0, or 1 where a run failed."""
     from leadline.cli.counts import parse_count
-    from leadline.compare.plan import split_outside
     from leadline.data import resolve
-    from leadline.study.cascade import run_study
-    from leadline.study.cascade_plan import CascadeWish, make_plan
-    from leadline.study.cascade_speed import SpeedOptions
+    from leadline.experiments.cascade.experiment import run_study
+    from leadline.experiments.cascade.plan import CascadeWish, make_plan
+    from leadline.experiments.cascade.speed import SpeedOptions
+    from leadline.experiments.compare.plan import split_outside
     from leadline.training.resolve import usable_device
 
     check_workers(asked.jobs, asked.threads)

@@ -102,9 +102,9 @@ class Gfa:
 def run(asked: Gfa) -> int:
     """Runs the study. Returns 0, or 1 where a run failed."""
     from leadline.cli.counts import parse_count
-    from leadline.compare.plan import split_outside
     from leadline.data import resolve
-    from leadline.study.gfa import GfaWish, make_plan, run_study
+    from leadline.experiments.compare.plan import split_outside
+    from leadline.experiments.gradient_fan_in import GfaWish, make_plan, run_study
     from leadline.training.resolve import usable_device
 
     check_workers(asked.jobs, asked.threads)

@@ -91,8 +91,8 @@ def run(asked: Pruning) -> int:
     from leadline.cli.counts import parse_count
     from leadline.cli.prune import Progress, numbers
     from leadline.data import resolve
+    from leadline.experiments.pruning import PruningWish, make_plan, run_study
     from leadline.pruning.tasks import read_task
-    from leadline.study.pruning import PruningWish, make_plan, run_study
     from leadline.training.resolve import usable_device
 
     check_workers(asked.jobs, asked.threads)

@@ -1,0 +1,240 @@
+"""One model or several measured along depth, on the same held-out text, into one set of results.
+
+    results = probe_models(["runs/prenorm", "SmolLM2"], ProbeWish(data="sotu"), command="")
+    write_probe(results, Path("report"))
+
+The models are opened and measured one after the other, so that only one is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import leadline
+from leadline.errors import LeadlineError, UsageError
+from leadline.experiments.machine import describe_machine
+from leadline.experiments.probe.report import write_report
+from leadline.files import check_folder, check_writable, write_json
+from leadline.hub.library import one_line
+from leadline.hub.open import kind_of, open_model
+from leadline.hub.text import dataset_for, heldout_batches
+from leadline.models import DecoderConfig
+from leadline.probes.measure_stack import PARTS, measure_stack
+from leadline.training.gradient_file import GRADIENT, load_gradient
+
+ABLATION = 4
+"""Ablation runs the model once for every block and sublayer, so unless told it gets this part of the tokens."""
+
+Progress = Callable[[str, str, int, int], None]
+"""Told the model's name, the parts that run, how many batches are done, and of how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeWish:
+    """What to measure, on what.
+
+    Attributes:
+        data: a data set's name or folder.
+        tokens: held-out predictions at most; ablation_tokens of them for ablation, a quarter unless given.
+        context: predictions in a sequence; each model's own, but 512 at most, unless given.
+        batch_size: sequences in a pass. It changes time and memory, and what gradients are the mean of.
+        parts: of `leadline.probes.measure_stack.PARTS`.
+        layers: the name of the list of blocks, for Hugging Face models whose structure does not tell. It is not for
+            Leadline's own models, which may stand beside them.
+        device: where to measure.
+        seed: of the bootstrap intervals.
+    """
+
+    data: str
+    tokens: int = 32768
+    ablation_tokens: int | None = None
+    context: int | None = None
+    batch_size: int = 8
+    parts: tuple[str, ...] = PARTS
+    layers: str | None = None
+    device: str = "cpu"
+    seed: int = 0
+
+    @property
+    def removal_tokens(self) -> int:
+        """Held-out predictions for ablation, at most."""
+        return max(1, self.tokens // ABLATION) if self.ablation_tokens is None else self.ablation_tokens
+
+
+def probe_models(
+    paths: Sequence[Path], wish: ProbeWish, *, command: str = "", progress: Progress | None = None
+) -> dict[str, Any]:
+    """Measures every model and gives what results.json holds; `leadline.experiments.probe.report.values` lists it.
+
+    Of several models one that fails is kept with its error, and the others are measured all the same.
+
+    Raises:
+        UsageError: no models, one that is no folder, or a wish that can't be met.
+        LeadlineError: the only model can't be measured.
+    """
+    check_paths(paths)
+    if wish.layers is not None and not any(kind_of(path) == "hugging-face" for path in paths):
+        raise UsageError(
+            f"--layers {wish.layers} is for Hugging Face models, and there is none here; the blocks of Leadline's own "
+            "are known"
+        )
+    began = time.perf_counter()
+    names = names_of(paths)
+    models: list[dict[str, Any]] = []
+    data: dict[str, Any] = {}
+    for path, name in zip(paths, names, strict=True):
+        told = None if progress is None else _for_model(progress, name)
+        try:
+            model, seen = _probe(path, wish, told)
+        except LeadlineError as error:
+            if len(paths) == 1:
+                raise
+            model, seen = {"status": "failed", "error": str(error)}, {}
+        except Exception as error:
+            # Such as too little memory for this one: what was measured of the others is worth keeping.
+            if len(paths) == 1:
+                raise
+            model, seen = {"status": "failed", "error": f"{type(error).__name__}: {one_line(error)}"}, {}
+        models.append({"name": name, "path": str(path), **model})
+        data = data or seen
+    return {
+        "leadline": leadline.__version__,
+        "command": command,
+        "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "seconds": time.perf_counter() - began,
+        "machine": describe_machine(),
+        "data": {"name": wish.data, **data},
+        "settings": {
+            "tokens": wish.tokens,
+            "context": wish.context,
+            "batch_size": wish.batch_size,
+            "parts": list(wish.parts),
+            "layers": wish.layers,
+            "device": wish.device,
+            "seed": wish.seed,
+        },
+        "models": models,
+    }
+
+
+def write_probe(results: dict[str, Any], out: Path) -> None:
+    """Writes report.html and results.json into `out`, each whole or not at all.
+
+    Raises:
+        LeadlineError: a file can't be written.
+    """
+    try:
+        # The page first: what takes longest and may be interrupted leaves nothing behind.
+        write_report(results, out / "report.html")
+        write_json(out / "results.json", results)
+    except OSError as error:
+        raise LeadlineError(f"can't write {error.filename or out}: {error.strerror or error}") from error
+
+
+def check_paths(paths: Sequence[Path]) -> None:
+    """Raises UsageError where a folder holds no model, so that this is known before any work."""
+    if not paths:
+        raise UsageError("name a MODEL: a run's folder, a saved model's, or a Hugging Face one")
+    for path in paths:
+        kind_of(path)
+
+
+def check_out(out: Path) -> None:
+    """Makes sure that the results can go to `out`; those of an earlier probe may be replaced.
+
+    Raises:
+        UsageError: it is a file, or holds a report of something else, such as a comparison.
+        LeadlineError: nothing can be written there.
+    """
+    check_folder(out, "--out")
+    if (out / "results.json").exists() or (out / "report.html").exists():
+        try:
+            found = json.loads((out / "results.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            found = None
+        if not (isinstance(found, dict) and isinstance(found.get("models"), list) and "settings" in found):
+            raise UsageError(f"--out {out} holds a report of something else; name a new folder, or a probe's")
+    check_writable(out, "--out")
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """The last parts of the paths, as many as it takes to tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    names = [path[-1] for path in parts]
+    for length in range(2, max(len(path) for path in parts) + 1):
+        same = [{path for path, name in zip(parts, names, strict=True) if name == this} for this in names]
+        names = [
+            "/".join(path[-length:]) if len(others) > 1 else name
+            for path, name, others in zip(parts, names, same, strict=True)
+        ]
+    # The same folder twice is two models all the same.
+    return [f"{name} ({names[: i + 1].count(name)})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+
+
+def _for_model(progress: Progress, name: str) -> Callable[[str, int, int], None]:
+    return lambda parts, done, total: progress(name, parts, done, total)
+
+
+def _probe(
+    path: Path, wish: ProbeWish, progress: Callable[[str, int, int], None] | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One model's part of the results, and what they say of the data."""
+    began = time.perf_counter()
+    layers = wish.layers if kind_of(path) == "hugging-face" else None
+    opened = open_model(path, wish.device, layers=layers)
+    if wish.context is not None and wish.context > opened.stack.context:
+        raise UsageError(
+            f"--context {wish.context} is more than the {opened.stack.context} tokens that {path} was made for"
+        )
+    gradient = _gradient(path, opened.stack.model)
+    data = dataset_for(opened, wish.data, lambda text: progress(text, 0, 0) if progress else None)
+    text, fewer = (
+        heldout_batches(opened, data, context=wish.context, tokens=tokens, batch_size=wish.batch_size)
+        for tokens in (wish.tokens, min(wish.tokens, wish.removal_tokens))
+    )
+    measured = measure_stack(
+        opened.stack,
+        text.batches,
+        parts=wish.parts,
+        bytes_per_token=text.bytes_per_token,
+        apart={"ablation": fewer.batches},
+        progress=progress,
+        seed=wish.seed,
+    )
+    model = {
+        "kind": opened.kind,
+        "tokenizer": opened.tokenizer.name,
+        "context": text.context,
+        "vocab_size": opened.stack.vocab_size,
+        "status": "ok",
+        "error": None,
+        "seconds": time.perf_counter() - began,
+        "tokens": text.tokens,
+        "batches": len(text.batches),
+        "data_hash": data.hash,
+        "probe": measured,
+        "training_gradient": gradient,
+    }
+    return model, {"name": data.name}
+
+
+def _gradient(path: Path, model: nn.Module) -> dict[str, Any] | None:
+    """What the run's own record says of the gradient over training, if it has one.
+
+    A block that runs several times has one share, which stands at each of its places.
+    """
+    if not (path / GRADIENT).is_file():
+        return None
+    found = load_gradient(path)
+    share, config = found["share"], getattr(model, "config", None)
+    if isinstance(config, DecoderConfig) and len(config.block_layers) > len(config.layers) == len(share):
+        return {"steps": found.get("steps"), "share": [share[layer] for layer in config.block_layers]}
+    return {key: found.get(key) for key in ("steps", "share")}

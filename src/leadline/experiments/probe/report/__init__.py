@@ -1,0 +1,29 @@
+"""One page from the measurements of one model or of several side by side.
+
+    write_report(results, path)
+
+`results` is what `leadline probe` keeps in results.json; `values` says what is in it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from leadline.files import write_text
+
+__all__ = ["write_report"]
+
+
+def write_report(results: dict[str, Any], path: Path) -> None:
+    """Writes the report to `path`, whole or not at all.
+
+    Pictures without values are left out, and a missing value shows as a dash.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from leadline.experiments.probe.report.page import build
+    from leadline.report.page import render
+
+    write_text(path, render(build(results)))

@@ -1,0 +1,147 @@
+"""Bars: a row per thing that is compared, a bar per model in it, with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from leadline.report import svg
+from leadline.report.lines import Axis
+from leadline.report.pictures import Entry, Numbers, Picture
+from leadline.report.svg import Scale, tag
+from leadline.report.words import listed, shortened, significant
+
+_LETTER = 6.6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """One value.
+
+    Attributes:
+        low, high: its interval, where there is one.
+        expected: what a theory says it is, where one does; drawn as a mark across the bar.
+    """
+
+    entry: Entry
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    expected: float | None = None
+
+    @property
+    def ends(self) -> tuple[float | None, ...]:
+        """All that has to fit into the picture."""
+        return self.value, self.low, self.high, self.expected
+
+
+Group = tuple[str, Sequence[Bar]]
+"""The name of a row and its bars."""
+
+
+def bars(
+    groups: Sequence[Group],
+    *,
+    name: str,
+    heading: str,
+    reading: str,
+    label: str,
+    axis: str,
+    head: str,
+    note: str = "",
+    rule: tuple[float, str] | None = None,
+    shown: Callable[[float | None], str] = significant,
+) -> Picture | None:
+    """A picture of bars from zero with their numbers; None where there are no values.
+
+    Args:
+        label: what screen readers say; the rows' names are added.
+        head: what the rows are.
+        rule: a value to draw a line at, and its words.
+        shown: how a value is written.
+    """
+    kept = [(row, [bar for bar in group if bar.value is not None]) for row, group in groups]
+    kept = [(row, group) for row, group in kept if group]
+    if not kept:
+        return None
+    ends = [end for _, group in kept for bar in group for end in bar.ends if end is not None]
+    low, high = svg.limits([*ends, *([rule[0]] if rule else [])], zero=True)
+    drawn = _Drawing(
+        label=f"{label}, for {listed([row for row, _ in kept])}.",
+        axis=Axis(label=axis, low=low, high=high),
+        groups=kept,
+        rule=rule,
+        shown=shown,
+    )
+    entries = {bar.entry.index: bar.entry for _, group in groups for bar in group}
+    numbers = Numbers(
+        head=head,
+        columns=[entry.name for entry in entries.values()],
+        rows=[(row, [_written(group, index, shown) for index in entries]) for row, group in groups],
+    )
+    return Picture(name=name, heading=heading, reading=reading, note=note, body=drawn.draw(), numbers=numbers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Drawing:
+    label: str
+    axis: Axis
+    groups: Sequence[Group]
+    rule: tuple[float, str] | None
+    shown: Callable[[float | None], str]
+
+    def draw(self) -> Markup:
+        """Both drawings; the page shows the one that fits."""
+        return self._one(800.0, 210.0, "wide") + self._one(360.0, 120.0, "narrow")
+
+    def _one(self, width: float, most: float, class_: str) -> Markup:
+        left = min(max(len(row) for row, _ in self.groups) * _LETTER + 14, most)
+        x = Scale(self.axis.low, self.axis.high, left, width - 16)
+        thick, top = 11.0, 22.0 if self.rule and self.rule[1] else 6.0
+        y = top
+        rows = []
+        for row, group in self.groups:
+            middle = y + len(group) * thick / 2
+            rows.append(svg.words(shortened(row, int((left - 14) / _LETTER)), left - 10, middle + 4, "tick", "end"))
+            for bar in group:
+                rows.append(self._bar(bar, row, x, y, thick))
+                y += thick
+            y += 9.0
+        drawn = [*self._scale(x, top, y, left, width - 16), *rows]
+        drawn.append(svg.line(x(0.0), top - 4, x(0.0), y, "zero"))
+        drawn.append(svg.words(self.axis.label, left, y + 36, "axis-label"))
+        return svg.picture(width, y + 42, self.label, drawn, class_)
+
+    def _bar(self, bar: Bar, row: str, x: Scale, y: float, thick: float) -> Markup:
+        value = bar.value or 0.0
+        start, end = sorted((x(0.0), x(value)))
+        title = tag("title", f"{bar.entry.name}, {row}: {_shown(bar, self.shown)}")
+        parts = [tag("rect", title, x=start, y=y + 1, width=max(end - start, 0.8), height=thick - 2, class_="bar-fill")]
+        if bar.low is not None and bar.high is not None:
+            parts.append(svg.line(x(bar.low), y + thick / 2, x(bar.high), y + thick / 2, "bar-interval"))
+        if bar.expected is not None:
+            parts.append(svg.line(x(bar.expected), y - 1, x(bar.expected), y + thick + 1, "bar-expected"))
+        return svg.group(parts, class_=f"series d{bar.entry.index}")
+
+    def _scale(self, x: Scale, top: float, bottom: float, left: float, right: float) -> list[Markup]:
+        drawn = []
+        for value, text in self.axis.ticks(max(3, int((right - left) / 90))):
+            drawn.append(svg.line(x(value), top - 4, x(value), bottom, "grid"))
+            drawn.append(svg.words(text, x(value), bottom + 17, "tick", "middle"))
+        if self.rule:
+            drawn.append(svg.line(x(self.rule[0]), top - 6, x(self.rule[0]), bottom, "rule"))
+            drawn.append(svg.words(self.rule[1], x(self.rule[0]), 11.0, "rule-label", "middle"))
+        return drawn
+
+
+def _shown(bar: Bar, shown: Callable[[float | None], str]) -> str:
+    expected = "" if bar.expected is None else f", expected {shown(bar.expected)}"
+    if bar.value is None or bar.low is None or bar.high is None:
+        return f"{shown(bar.value)}{expected}"
+    return f"{shown(bar.value)} ({shown(bar.low)} to {shown(bar.high)}){expected}"
+
+
+def _written(group: Sequence[Bar], index: int, shown: Callable[[float | None], str]) -> str:
+    return next((_shown(bar, shown) for bar in group if bar.entry.index == index), shown(None))

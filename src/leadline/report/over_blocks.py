@@ -1,0 +1,155 @@
+"""Pictures with the blocks along their x axis: one line per model, models of any depth on one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from leadline.report import svg
+from leadline.report.lines import Axis, Band, LinePicture, Panel, Point, Series
+from leadline.report.pictures import Entry, Numbers, Picture
+from leadline.report.words import fixed, listed, plain, significant
+
+
+def by_block(values: Iterable[float | None]) -> list[Point]:
+    """(block, value), the blocks counted from 0."""
+    return [(float(i), value) for i, value in enumerate(values)]
+
+
+def by_sublayer(values: Iterable[float | None]) -> list[Point]:
+    """Two places a block: attention at the whole number, MLP at the half; a readout may follow at the next one."""
+    return [(i / 2, value) for i, value in enumerate(values)]
+
+
+def between(low: Iterable[float | None], high: Iterable[float | None]) -> Band:
+    """(block, low, high) where both are there, for the shade of a line that comes from `by_block`."""
+    ends = enumerate(zip(low, high, strict=False))
+    return [(float(i), a, b) for i, (a, b) in ends if a is not None and b is not None]
+
+
+def series(entry: Entry, points: Sequence[Point], band: Band = ()) -> Series:
+    """The entry's line."""
+    return Series(index=entry.index, name=entry.name, key=entry.short, points=points, band=band)
+
+
+def over_blocks(
+    panels: Sequence[Panel],
+    *,
+    name: str,
+    heading: str,
+    label: str,
+    axis: str,
+    reading: str,
+    tip: str,
+    note: str = "",
+    log: bool = False,
+    zero: bool = False,
+    linear: float | None = None,
+    rule: tuple[float, str] | None = None,
+    decimals: int | None = None,
+    sublayers: bool = False,
+) -> Picture | None:
+    """A picture with the blocks along its x axis; None where no line has values.
+
+    Args:
+        panels: of lines that come from `by_block`, or from `by_sublayer` where `sublayers`.
+        label: what screen readers say; the names of the lines are added.
+        axis: the label of the y axis.
+        tip: the words of a point, with {name}, {x}, {y} and {part} (`block 3 attention`).
+        log: a logarithmic y axis; values that are not positive are gaps.
+        linear: a signed logarithm on the y axis, linear up to about this size; `linear_below` finds one.
+        zero: whether zero has to be on the y axis.
+        rule: a value to draw a line at, and its words.
+        decimals: fixed ones for the values; three significant digits without.
+    """
+    drawn = [_kept(panel, log) for panel in panels]
+    lines = [line for panel in drawn for line in panel.series]
+    if not lines:
+        return None
+    values = [v for line in lines for v in line.values] + [v for line in lines for _, *ends in line.band for v in ends]
+    low, high = svg.limits(values, log=log, zero=zero, linear=linear)
+    if rule:
+        low, high = min(low, rule[0]), max(high, rule[0])
+    first = min(place for line in lines for place, _ in line.points)
+    last = max(place for line in lines for place, _ in line.points)
+
+    def shown(value: float | None) -> str:
+        return significant(value) if decimals is None else fixed(value, decimals)
+
+    picture = LinePicture(
+        label=f"{label}, for {listed([line.name for line in drawn[0].series])}.",
+        x=Axis(
+            label="block",
+            low=first,
+            high=max(last, first + 1e-6),
+            at=_ticks(int(first), last, 12 if len(drawn) == 1 else 5, sublayers),
+        ),
+        y=Axis(label=axis, low=low, high=high, log=log, linear=linear),
+        panels=drawn,
+        rule=rule,
+        tip=lambda who, x, y: tip.format(name=who, x=plain(x), y=shown(y), part=place_of(x, last)),
+    )
+    numbers = _numbers(drawn, shown, sublayers)
+    return Picture(name=name, heading=heading, reading=reading, note=note, body=picture.draw(), numbers=numbers)
+
+
+def linear_below(values: Iterable[float]) -> float:
+    """Up to where the signed axis of what leaving a block out costs is linear: 0.001, or less where all is small."""
+    return min(0.001, max([1e-6, *(abs(v) for v in values)]) / 100)
+
+
+def signed_note(linear: float) -> str:
+    """What a reader must know of such an axis."""
+    return (
+        f"The axis is logarithmic on both sides of zero and linear from −{plain(linear)} to {plain(linear)}. Below "
+        "zero the model is better without the block."
+    )
+
+
+def place_of(x: float, last: float | None = None) -> str:
+    """The sublayer at place x on the block axis: `block 3 attention`; the readout where x is the whole `last`."""
+    if x == last and x == int(x):
+        return "readout"
+    return f"block {int(x)} {'attention' if x == int(x) else 'MLP'}"
+
+
+def _ticks(first: int, last: float, about: int, sublayers: bool) -> list[tuple[float, str]]:
+    # The last place of a picture by sublayers is the readout's.
+    whole = svg.whole_ticks(first, max(int(last) - sublayers, first), about)
+    return [(float(v), str(v)) for v in whole] + ([(last, "out")] if sublayers else [])
+
+
+def _kept(panel: Panel, positive: bool) -> Panel:
+    """The panel without lines that have no values; on a plain logarithmic axis only `positive` values are values."""
+    lines = [_positive(line) for line in panel.series] if positive else panel.series
+    return Panel(title=panel.title, series=[line for line in lines if line.values])
+
+
+def _positive(line: Series) -> Series:
+    points = [(x, y if y is not None and y > 0 else None) for x, y in line.points]
+    band = [(x, low, high) for x, low, high in line.band if low > 0]
+    return Series(index=line.index, name=line.name, key=line.key, points=points, band=band, ring=line.ring)
+
+
+def _numbers(panels: Sequence[Panel], shown: Callable[[float | None], str], sublayers: bool) -> Numbers:
+    several = len(panels) > 1
+    columns = [f"{line.name}, {panel.title}" if several else line.name for panel in panels for line in panel.series]
+    lines = [line for panel in panels for line in panel.series]
+    at = [dict(line.points) for line in lines]
+    ends = [{x: (low, high) for x, low, high in line.band} for line in lines]
+    places = sorted({x for values in at for x in values})
+
+    def cell(column: int, x: float) -> str:
+        value = shown(at[column].get(x))
+        if x not in ends[column]:
+            return value
+        low, high = ends[column][x]
+        return f"{value} ({shown(low)} to {shown(high)})"
+
+    return Numbers(
+        head="sublayer" if sublayers else "block",
+        columns=columns,
+        rows=[
+            (place_of(x, places[-1]) if sublayers else plain(x), [cell(column, x) for column in range(len(lines))])
+            for x in places
+        ],
+    )
