@@ -1,4 +1,7 @@
-"""How a verb's options are read: tyro, with errors that name the wrong word first and a help without empty defaults."""
+"""How a verb's options are read: tyro, with errors that name the wrong word first and a help without empty defaults.
+
+Whole numbers are counts (1.2M, 20k); a configuration's sections are groups of the help. `--config FILE` gives defaults.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +9,173 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import json
 import os
 import sys
+import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from leadline.cli.counts import MOST_FLOPS, parse_count
+from leadline.cli.terminal import as_option
+from leadline.config import from_dict, to_dict
 from leadline.errors import UsageError, did_you_mean
+from leadline.sections import Checked, check_all, field_names, nested, unchecked
 
 METAVARS: dict[Any, str] = {str: "STR", int: "INT", float: "FLOAT", Path: "PATH"}
 SWITCHED = ("true", "false", "yes", "no", "on", "off", "1", "0")
 """What people write behind an option that takes no value."""
 
 
+RENAMED = {"recompute": "activation-checkpointing", "accumulation": "grad-accumulation"}
+"""Spellings that work for one more version."""
+
+
+class _CountError(Exception):
+    """Not a ValueError, which the parser would put into a box."""
+
+
 def parse(arguments: type, words: Sequence[str], prog: str) -> Any:
     """The words of a command line as an instance of `arguments`, a dataclass.
 
     Raises:
-        UsageError: an option that isn't known, or a value behind one that takes none; before anything that is missing
-            is complained of.
+        UsageError: an option that isn't known, or a value behind one that takes none, before anything that is missing
+            is complained of; or a value that does not work.
         SystemExit: from the parser: help was asked for, or something else is wrong and has been said.
     """
     import tyro
 
+    words = [_renamed(word) for word in words]
     check(words, dict(_options(arguments)), prog)
+    words, file = _config_file(arguments, words)
     for each in _dataclasses(arguments):
         _without_none(each)
-    with _plain() if os.environ.get("NO_COLOR") else contextlib.nullcontext():
-        return tyro.cli(arguments, args=list(words), prog=prog, description=arguments.__doc__)
+    plain = _plain() if os.environ.get("NO_COLOR") else contextlib.nullcontext()
+    with plain, unchecked():
+        default = {} if file is None else {"default": from_file(arguments, file)}
+        try:
+            found = tyro.cli(
+                arguments,
+                args=words,
+                prog=prog,
+                description=arguments.__doc__,
+                registry=_counts(),
+                config=(tyro.conf.OmitArgPrefixes,),
+                **default,
+            )
+        except _CountError as error:
+            text = str(error)
+            pairs = itertools.pairwise([*words, ""])
+            option = next((word for word, after in pairs if text in (after, word.partition("=")[2])), "")
+            parse_count(text, option.partition("=")[0])
+            raise
+    try:
+        check_all(found)
+    except UsageError as error:
+        raise as_option(error, found) from error
+    return found
+
+
+def from_file(arguments: type, path: Path) -> Any:
+    """The arguments' defaults from a TOML or JSON file, or from a run's or an experiment's folder; the rest as it is.
+
+    Raises:
+        UsageError: no such file, or an option in it that isn't known or doesn't work.
+    """
+    import tyro
+
+    known = field_names(arguments)
+    given = {
+        name: value for name, value in read_config(path).items() if name in known or name not in ("design", "seed")
+    }
+    content = nested(arguments, given)
+    hints = typing.get_type_hints(arguments)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(arguments):
+        if field.name in content:
+            value = content[field.name]
+            if isinstance(field.default, Checked):
+                value = {**to_dict(field.default), **value}
+            values[field.name] = from_dict(hints[field.name], value, field.name)
+        elif field.default is field.default_factory is dataclasses.MISSING:
+            values[field.name] = tyro.MISSING
+    return arguments(**values)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The options in a file, TOML or JSON, with or without sections; of a run's or an experiment's its `config`."""
+    from leadline.training.config import options_of_run
+
+    for name in ("run.json", "experiment.json"):
+        if (path / name).is_file():
+            path = path / name
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise UsageError(f"--config {path} can't be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UsageError(f"--config {path} is neither TOML (.toml) nor JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"--config {path} should hold options by name")
+    found = content.get("config", content)
+    return options_of_run(found) if "design" in found else dict(found)
+
+
+def _config_file(arguments: type, words: Sequence[str]) -> tuple[list[str], Path | None]:
+    """The words without `--config FILE`, and that file; verbs without a configuration have no such option."""
+    kept, file = list(words), None
+    if issubclass(arguments, Checked):
+        for place, (word, after) in enumerate(itertools.pairwise([*words, ""])):
+            name, equals, value = word.partition("=")
+            if name == "--config":
+                file = Path(value if equals else after)
+                kept[place : place + (1 if equals else 2)] = []
+    return kept, file
+
+
+def _renamed(word: str) -> str:
+    name, equals, value = word.removeprefix("--").partition("=")
+    bare = name.removeprefix("no-")
+    if not word.startswith("--") or bare not in RENAMED:
+        return word
+    new = name.replace(bare, RENAMED[bare])
+    print(f"leadline: warning: --{name} is now --{new}; the old name goes in the next version", file=sys.stderr)
+    return f"--{new}{equals}{value}"
+
+
+def _counts() -> Any:
+    """The parser's rule for whole numbers: 500, 20k, 1.2M."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+    registry = ConstructorRegistry()
+
+    def number(words: list[str]) -> int:
+        try:
+            return int(words[0])
+        except ValueError:
+            pass
+        try:
+            return parse_count(words[0], most=MOST_FLOPS)
+        except UsageError as error:
+            raise _CountError(words[0]) from error
+
+    @registry.primitive_rule
+    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+        if info.type is not int:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="INT",
+            instance_from_str=number,
+            is_instance=lambda value: isinstance(value, int),
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    return registry
 
 
 def check(words: Sequence[str], known: Mapping[str, Any], prog: str) -> None:
@@ -83,6 +223,8 @@ def _dataclasses(arguments: type) -> Iterator[type]:
 
 
 def _options(arguments: type) -> Iterator[tuple[str, Any]]:
+    if issubclass(arguments, Checked):
+        yield "config", Path
     for each in _dataclasses(arguments):
         for name, hint in typing.get_type_hints(each).items():
             (first, *_) = (part for part in _parts(hint) if part is not type(None))

@@ -182,7 +182,7 @@ def _prune(arguments: Arguments) -> int:
 
 def _sweep(arguments: Arguments) -> int:
     from leadline.errors import UsageError
-    from leadline.experiments.compare.plan import parse_seeds
+    from leadline.experiments.options import parse_seeds
     from leadline.experiments.statistics import SMALLEST_EFFECT
     from leadline.files import write_json
     from leadline.lock import LOCK_FILE

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
+
+from leadline.cli.counts import format_count, parse_count
+from leadline.sections import Checked, option
 
 
 def repeating(verb: Sequence[str], arguments: Any, *, without: Collection[str] = ()) -> str:
@@ -17,12 +20,25 @@ def repeating(verb: Sequence[str], arguments: Any, *, without: Collection[str] =
         without: fields that are left out, as they stand in `verb` or decide nothing.
     """
     words = ["leadline", *verb]
-    given = {field.name: (getattr(arguments, field.name), field.default) for field in dataclasses.fields(arguments)}
-    for name in sorted(given, key=lambda name: name == "out"):
-        value, default = given[name]
-        if name in without or (value == default and name != "out") or value is None:
-            continue
-        words.append(f"--{name.replace('_', '-')}")
-        if value is not True:
-            words += map(str, value) if isinstance(value, tuple) else [str(value)]
+    given = [each for each in _given(arguments, type(arguments)) if each[0] not in without]
+    for name, value in sorted(given, key=lambda each: each[0] == "out"):
+        words.append(option(name) if value is not False else f"--no-{name.replace('_', '-')}")
+        if not isinstance(value, bool):
+            words += map(_word, value if isinstance(value, tuple) else [value])
     return shlex.join(words)
+
+
+def _given(arguments: Any, default: Any) -> Iterator[tuple[str, Any]]:
+    """Names and values of the fields, those of sections too, that are not at their default; `out` always."""
+    for field in dataclasses.fields(arguments):
+        value, usual = getattr(arguments, field.name), getattr(default, field.name, dataclasses.MISSING)
+        if isinstance(value, Checked):
+            yield from _given(value, usual)
+        elif (value != usual or field.name == "out") and value is not None:
+            yield field.name, value
+
+
+def _word(value: Any) -> str:
+    """A value as it is typed: a count in short where that is exact."""
+    short = format_count(value) if isinstance(value, int) and value > 0 else str(value)
+    return short if not isinstance(value, int) or value <= 0 or parse_count(short) == value else str(value)

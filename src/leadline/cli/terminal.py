@@ -5,10 +5,12 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import re
 import sys
 import warnings
 
 from leadline.errors import UsageError
+from leadline.sections import field_names, option
 
 PLAIN = {"−": "-", "–": "-", "—": "-", "\u00a0": " ", "×": "x", "…": "...", "→": "->", "≤": "<=", "≥": ">="}
 """Stand-ins for characters that an encoding such as ASCII or cp1252 lacks; any other becomes a question mark."""
@@ -32,11 +34,13 @@ def quiet_libraries() -> None:
 
 
 def as_option(error: UsageError, arguments: object) -> UsageError:
-    """The error for the command line: the library names a field first, as `batch_size=0`, here `--batch-size 0`."""
-    name, equals, rest = str(error).partition("=")
-    if equals and name in getattr(arguments, "__dataclass_fields__", ()):
-        return UsageError(f"--{name.replace('_', '-')} {rest}")
-    return error
+    """The error for the command line: the library says `batch_size=0` of a field, here it is `--batch-size 0`."""
+    names = field_names(type(arguments))
+
+    def said(found: re.Match[str]) -> str:
+        return f"{option(found[1])} " if found[1] in names else found[0]
+
+    return UsageError(re.sub(r"(?<![\w(,])([a-z_]+)=(?=\S)", said, str(error)))
 
 
 def _replace(error: UnicodeError) -> tuple[str | bytes, int]:

@@ -1,60 +1,63 @@
-"""A study's folder: what was asked for lies in `study.json`, and one process at a time works in it.
-
-with at_work(out, "cascade", plan):
-    ...                              # the same plan goes on where it was; another one is an error
-"""
+"""An experiment's folder: its options lie in `experiment.json`, and one process at a time works in it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from leadline.config import differing, to_dict
 from leadline.errors import UsageError
+from leadline.experiments.options import BESIDE, ExperimentConfig
 from leadline.files import check_folder, write_json
 from leadline.interrupt import termination_interrupts
 from leadline.lock import LOCK_FILE, claimed
 from leadline.reading import read_json
+from leadline.sections import flat
 
-PLAN_FILE = "study.json"
+CONFIG_FILE = "experiment.json"
+EARLIER = ("compare.json", "study.json")
+"""What versions before 0.2 wrote in its place."""
 
 
 @contextlib.contextmanager
-def at_work(out: Path, kind: str, plan: Any) -> Iterator[None]:
-    """Makes the folder this study's, or checks that it is, and holds it; SIGTERM becomes Ctrl-C meanwhile.
-
-    Args:
-        kind: the study's name.
-        plan: a frozen dataclass; two equal plans share a folder.
+def at_work(out: Path, kind: str, config: ExperimentConfig, hashes: Mapping[str, str]) -> Iterator[None]:
+    """Makes the folder this experiment's, or checks that it is, and holds it; SIGTERM becomes Ctrl-C meanwhile.
 
     Raises:
-        UsageError: the folder is a file, or holds something else or another plan; says what differs.
+        UsageError: the folder is a file, or holds something else or another experiment; says what differs.
         LeadlineError: it can't be written, or another process is at work in it.
     """
     check_folder(out, "--out")
-    content = json.loads(json.dumps({"study": kind, **to_dict(plan)}))
-    with claimed(out, "study", lambda: check_plan(out, content)), termination_interrupts():
-        if not (out / PLAN_FILE).exists():
-            write_json(out / PLAN_FILE, content)
+    options = {name: value for name, value in to_dict(config).items() if name not in BESIDE}
+    content = {"experiment": kind, "hashes": dict(hashes), "config": options}
+    with claimed(out, kind, lambda: check_same(out, content, type(config))), termination_interrupts():
+        if not (out / CONFIG_FILE).exists():
+            write_json(out / CONFIG_FILE, content)
         yield
 
 
-def check_plan(out: Path, content: Mapping[str, Any]) -> None:
-    """Makes sure that a study of this content may use the folder, and writes nothing.
+def check_same(out: Path, content: Mapping[str, Any], config: type = ExperimentConfig) -> None:
+    """Makes sure that an experiment of this content may use the folder, and writes nothing.
 
     Raises:
-        UsageError: it holds something else, or another study; says what differs.
+        UsageError: it holds something else, or another experiment; says what differs.
         LeadlineError: what it holds is damaged.
     """
-    path = out / PLAN_FILE
+    path = out / CONFIG_FILE
     if not path.exists():
+        if any((out / name).exists() for name in EARLIER):
+            raise UsageError(
+                f"--out {out} holds an experiment of an earlier version, which can't be resumed; its report and "
+                "results stay readable. Name a new folder."
+            )
         if out.exists() and any(entry.name != LOCK_FILE for entry in out.iterdir()):
-            raise UsageError(f"--out {out} holds something that is no study; name a new or empty folder")
+            raise UsageError(f"--out {out} holds something that is not an experiment; name a new or empty folder")
         return
-    different = differing(read_json(path, dict[str, Any], advice="give another --out"), content)
+    old = read_json(path, dict[str, Any], advice="give another --out")
+    there, here = ({**side, "config": {}, **flat(config, side.get("config", {}))} for side in (old, content))
+    different = differing(there, here)
     if different:
         shown = "; ".join(different[:4]) + ("; …" if len(different) > 4 else "")
-        raise UsageError(f"--out {out} holds another study: {shown}. Give another --out, or the same options.")
+        raise UsageError(f"--out {out} holds another experiment: {shown}. Give another --out, or the same options.")

@@ -1,4 +1,4 @@
-"""A job is one run of a comparison, in a worker process of its own; this file starts, watches and stops workers.
+"""A job is one run of an experiment, in a worker process of its own; this file starts, watches and stops workers.
 
 A worker reads `FOLDER/job.json`, says how far it is in JSON lines on its standard output, and writes everything
 else to `FOLDER/worker.log`. It stops, saving, when its standard input closes: so it does too when we die.
@@ -26,7 +26,6 @@ from leadline.lock import alone
 from leadline.reading import read_json
 
 INTERRUPTED = 130
-PROBES = "probes.json"
 FAILED = "failed.json"
 PATIENCE = 120.0
 """Seconds that a worker has to save after an interruption."""
@@ -43,7 +42,7 @@ class Job:
         content: of `job.json`; see `worker.py`.
         tokens: that it trains on, or whatever `unit` names.
         cost: the expected time in any unit that is the same for all jobs.
-        measured: whether it ends with measurements along depth.
+        files: that are there, beside `summary.json`, when it is done.
         unit: what it trains on, for people.
         turn: jobs of an earlier turn start before those of a later one.
     """
@@ -53,15 +52,14 @@ class Job:
     content: dict[str, Any]
     tokens: int
     cost: float
-    measured: bool = True
+    files: tuple[str, ...] = ()
     unit: str = "tokens"
     turn: int = 0
 
     @property
     def done(self) -> bool:
         """Whether it was trained, and measured, already."""
-        needed = ("summary.json", PROBES) if self.measured else ("summary.json",)
-        return all((self.folder / name).is_file() for name in needed)
+        return all((self.folder / name).is_file() for name in ("summary.json", *self.files))
 
 
 class Display(Protocol):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from leadline.experiments.jobs import Job
-from leadline.report.words import percent
+from leadline.report.words import duration, percent
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -113,16 +113,6 @@ class Tracker:
                 until = state.measuring if state.ended is None else state.ended
                 seconds += (self.clock() if until is None else until) - state.began
         return done / seconds if done > 0 and seconds > 0 else None
-
-
-def duration(seconds: float | None) -> str:
-    """`4 min 10 s`, as people say it."""
-    if seconds is None:
-        return "…"
-    whole = round(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
 
 
 class PlainDisplay:

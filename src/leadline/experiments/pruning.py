@@ -7,166 +7,153 @@ criterion. Source of the claim: CascadeFlow Pruning, arXiv 2606.26538. The proto
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from leadline.designs import count_flops, preset_named, resolve, settings
+from leadline.designs import count_flops, resolve, settings
 from leadline.errors import LeadlineError, UsageError
-from leadline.experiments import results as shared
-from leadline.experiments.compare.plan import Precision, parse_seeds
-from leadline.experiments.compare.results import INSTALL, finite
-from leadline.experiments.engine import Arm, gather, run_config, run_folder, train_all
-from leadline.experiments.folder import at_work
+from leadline.experiments.engine import Arm, Experiment, Say
+from leadline.experiments.options import ExperimentConfig, budget_of
+from leadline.experiments.results import INSTALL, Judged, Judgement, facts, judged, opening
+from leadline.experiments.runs import measured
 from leadline.experiments.statistics import SMALLEST_EFFECT
-from leadline.ops.choice import Backend, check_backend
 from leadline.pruning import Amount, Reading, Wish, open_subject
 from leadline.pruning.report import headline, page
 from leadline.pruning.select import number_to_cut
 from leadline.pruning.sweep import SweepWish, asked_of, hash_of_task, sweep
 from leadline.pruning.sweep_memory import MEMORY_FILE, SweepMemory
-from leadline.pruning.tasks import Task, check_task
+from leadline.pruning.tasks import Task, check_task, read_task
+from leadline.report.page import render
+from leadline.sections import NotNegative, Positive
+from leadline.training.config import Logging
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
 
-EVALUATIONS = 4
-"""In a run."""
 TOKENS = 307_200
 """Of each run at `tiny` by default: eight seeds, which tell differences that three don't, take about 20 minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruningWish:
-    """What a study is asked to be; see `leadline study pruning --help`.
+class PruningConfig(ExperimentConfig):
+    """Models trained with their gradient shares, cut by every criterion: perplexity against ratio, and rank stability.
 
-    Attributes:
-        tokens: of each run; the preset's unless given, at `tiny` 307,200.
-        ratios: shares of the blocks to cut.
-        criteria: all unless given.
-        normalised: cfp takes the shares that tapered designs need, see `leadline.pruning.Evidence`.
-        task: questions to answer at each ratio.
+    Trains one model for each seed, then cuts them at every ratio by every criterion; cfp by every definition of the
+    gradient share. Interrupted, rerun the same command to resume.
+
+    Example: leadline study pruning --seeds 3 --out runs/pruning
     """
+
+    logging: Logging = Logging(evaluate_tokens=32_000)
+    out: Path = Path("runs/pruning")
+
+    seeds: str = "8"
+    """How many models (3 means seeds 0, 1, 2), or which seeds (0,1,5); 2 or more."""
 
     design: str = "prenorm"
-    data: str = "sotu"
-    preset: str = "tiny"
-    blocks: int | None = None
-    tokens: int | None = None
-    seeds: str = "8"
-    learning_rate: float | None = None
-    ratios: tuple[float, ...] = (0.1, 0.2, 0.3, 0.5)
-    criteria: tuple[str, ...] | None = None
-    unit: str = "block"
-    protect_first: int = 0
-    protect_last: int = 0
+    """The design of the models."""
+
+    sweep: str = "0.1,0.2,0.3,0.5"
+    """Shares of the blocks to cut."""
+
+    criteria: str | None = None
+    """Which criteria, separated by commas; all that fit unless given."""
+
+    unit: Literal["block", "sublayer"] = "block"
+    """What is cut: whole blocks, or attention and MLP apart."""
+
+    protect_first: NotNegative = 0
+    """Blocks from the start that stay."""
+
+    protect_last: NotNegative = 0
+    """Blocks from the end that stay."""
+
     normalised: bool = False
-    task: Task | None = None
-    calibration_tokens: int = 8_192
-    evaluate_tokens: int = 32_768
-    precision: Precision = "float32"
-    backend: Backend = "auto"
-    device: str = "cpu"
+    """For cfp: shares of norms divided by √(number of parameters), which tapered designs need."""
+
+    task: Path | None = None
+    """Questions to answer at every ratio, JSON lines with question, choices and answer (from 0)."""
+
+    calibration_tokens: Positive = 8_000
+    """Tokens that criteria read, from the training part."""
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """The shares of the blocks to cut."""
+        try:
+            return tuple(float(part) for part in self.sweep.split(",") if part.strip())
+        except ValueError:
+            raise UsageError(f"sweep={self.sweep!r} is not a list of numbers; 0.1,0.2,0.5 works") from None
 
 
-@dataclass(frozen=True, kw_only=True)
-class PruningPlan:
-    """A whole study; two equal plans share a folder.
-
-    Attributes:
-        slug: the design's, for folders.
-        shape: what replaces the preset's.
-        flops: of one run's training.
-        task, task_hash: the name of the questions, and the hash of what they are; None without.
-    """
-
-    design: str
-    slug: str
-    data: str
-    data_hash: str
-    preset: str
-    shape: dict[str, int]
-    batch_size: int
-    context: int
-    tokens: int
-    seeds: tuple[int, ...]
-    learning_rate: float
-    flops: float
-    ratios: tuple[float, ...]
-    criteria: tuple[str, ...] | None
-    unit: str
-    protect_first: int
-    protect_last: int
-    normalised: bool
-    task: str | None
-    task_hash: str | None
-    calibration_tokens: int
-    evaluate_tokens: int
-    precision: Precision
-    backend: Backend
-    device: str
-
-
-def make_plan(wish: PruningWish, data: DataSet) -> PruningPlan:
-    """The plan of a study on opened data.
+class Pruning(Experiment[PruningConfig]):
+    """The study, see `PruningConfig`.
 
     Raises:
         UsageError: an option or a value is wrong; names it, and what works.
         LeadlineError: a choice of the task has no tokens; names its line.
     """
-    design, preset = resolve(wish.design), preset_named(wish.preset)
-    seeds = parse_seeds(wish.seeds)
-    if len(seeds) < 2:
-        raise UsageError(f"--seeds {wish.seeds} is one model; rank stability needs 2 or more")
-    if wish.blocks is not None and wish.blocks < 2:
-        raise UsageError(f"--blocks {wish.blocks} leaves nothing to choose from; 2 or more work")
-    rate = settings(design, preset).learning_rate if wish.learning_rate is None else wish.learning_rate
-    if not 0 < rate < math.inf:
-        raise UsageError(f"--lr {rate:g} is out of range; it must be a finite number more than 0")
-    check_backend(wish.backend, wish.device.partition(":")[0])
-    blocks = preset.blocks if wish.blocks is None else wish.blocks
-    shape = {} if blocks == preset.blocks else {"blocks": blocks}
-    full = dataclasses.replace(preset.shape, blocks=blocks)
-    batch_tokens = preset.batch_size * full.context
-    known = TOKENS if preset.name == "tiny" else preset.tokens
-    tokens = known if wish.tokens is None else wish.tokens
-    if tokens < 1:
-        raise UsageError(f"--tokens {tokens} is too small; 1 or more work")
-    tokens = -(-tokens // batch_tokens) * batch_tokens
-    plan = PruningPlan(
-        design=design.expression,
-        slug=design.slug,
-        data=wish.data,
-        data_hash=data.hash,
-        preset=preset.name,
-        shape=shape,
-        batch_size=preset.batch_size,
-        context=full.context,
-        tokens=tokens,
-        seeds=seeds,
-        learning_rate=rate,
-        flops=float(count_flops(design.decoder(full, data.vocab_size)).training_total) * tokens,
-        ratios=wish.ratios,
-        criteria=wish.criteria,
-        unit=wish.unit,
-        protect_first=wish.protect_first,
-        protect_last=wish.protect_last,
-        normalised=wish.normalised,
-        task=None if wish.task is None else wish.task.name,
-        task_hash=None if wish.task is None else hash_of_task(wish.task),
-        calibration_tokens=wish.calibration_tokens,
-        evaluate_tokens=wish.evaluate_tokens,
-        precision=wish.precision,
-        backend=wish.backend,
-        device=wish.device,
-    )
-    # What is wrong with ratios, criteria and questions is said before anything is trained.
-    _check_counts(asked(plan, wish.task), blocks)
-    if wish.task is not None:
-        check_task(wish.task, data.tokenizer)
-    return plan
+
+    kind = "pruning"
+
+    def __init__(self, config: PruningConfig, data: DataSet, say: Say = lambda text: None) -> None:
+        if len(config.seed_numbers) < 2:
+            raise UsageError(f"seeds={config.seeds} is one model; rank stability needs 2 or more")
+        budget, design = budget_of(config, data, tiny=TOKENS), resolve(config.design)
+        if budget.shape.blocks < 2:
+            raise UsageError(f"blocks={budget.shape.blocks} leaves nothing to choose from; 2 or more work")
+        # What is wrong with ratios, criteria and questions is said before anything is trained.
+        self.task = None if config.task is None else read_task(config.task)
+        self.wish = asked(config, budget.context, self.task)
+        _check_counts(self.wish, budget.shape.blocks)
+        if self.task is not None:
+            check_task(self.task, data.tokenizer)
+        rate = config.optimizer.lr or settings(design, budget.preset).learning_rate
+        flops = count_flops(design.decoder(budget.shape, data.vocab_size)).training_total
+        options: PruningConfig = budget.config
+        arm = Arm(
+            name=design.expression,
+            slug=design.slug,
+            config=options.run(design.expression, tokens=budget.tokens, lr=rate),
+            tokens=budget.tokens,
+            cost=float(flops * budget.tokens),
+        )
+        super().__init__(budget, data, [arm], say)
+        if self.task is not None:
+            self.hashes["task"] = hash_of_task(self.task)
+
+    def train(self) -> dict[str, str]:
+        """See `Experiment`. Raises LeadlineError where fewer than two models were trained."""
+        errors = super().train()
+        if sum(run.summary is not None for run in self.runs()[self.arms[0].name]) < 2:
+            reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
+            raise LeadlineError(f"rank stability needs 2 trained models, and there are fewer ({reasons})")
+        return errors
+
+    def collect(self, command: str) -> dict[str, Any]:
+        """See `Experiment`; `sweep` is what `leadline.pruning.sweep` returns."""
+        runs = self.runs()[self.arms[0].name]
+        models = [open_subject(run.folder, self.config.runtime.device) for run in runs if run.summary is not None]
+        memory = SweepMemory(asked_of(models, self.data, self.wish), self.out / MEMORY_FILE)
+        if memory.dropped:
+            self.say(f"everything is measured anew; {MEMORY_FILE} is of another sweep: {'; '.join(memory.dropped)}")
+        found = sweep(models, self.data, self.wish, self.say, memory)
+        said = found["verdict"]
+        results = {
+            **opening(self.kind, command, self.data, self.seeds),
+            "arms": [{"name": self.arms[0].name, **measured(runs, depth=False)}],
+            "failed": {run.folder.name: run.error for run in runs if run.error},
+            "sweep": found,
+        }
+        claim = Judgement(claim=said["claim"], paper="", outcome=said["verdict"], evidence=said["evidence"])
+        left_out = (f"left out: {name}, because {reason}" for name, reason in found["left_out"].items())
+        return judged(results, Judged(headline=headline(found), sentences=tuple(left_out), judgements=(claim,)))
+
+    def page(self, results: dict[str, Any]) -> str:
+        """See `Experiment`."""
+        shown = page(results["sweep"], results["command"])
+        return render(dataclasses.replace(shown, facts=facts(results), install=INSTALL))
 
 
 def _check_counts(wish: SweepWish, blocks: int) -> None:
@@ -186,115 +173,16 @@ def _check_counts(wish: SweepWish, blocks: int) -> None:
         raise UsageError("--criteria angular: it chooses contiguous blocks; --unit block works")
 
 
-def asked(plan: PruningPlan, task: Task | None = None) -> SweepWish:
-    """What the sweep is told.
-
-    Raises:
-        UsageError: ratios or criteria that don't work, or another task than the plan's.
-    """
-    if (None if task is None else hash_of_task(task)) != plan.task_hash:
-        raise UsageError(f"the plan's task is {plan.task or 'none'}, with other questions than these")
-    reading = Reading(context=plan.context, stride=plan.context, tokens=plan.evaluate_tokens, batch_size=8)
-    amount = Amount(count=0, protect_first=plan.protect_first, protect_last=plan.protect_last)
+def asked(config: PruningConfig, context: int, task: Task | None) -> SweepWish:
+    """What the sweep is told. Raises UsageError where ratios or criteria don't work."""
+    tokens = config.logging.evaluate_tokens or 0
+    criteria = None if config.criteria is None else tuple(config.criteria.replace(" ", "").split(","))
     base = Wish(
-        amount=amount,
-        reading=reading,
+        amount=Amount(count=0, protect_first=config.protect_first, protect_last=config.protect_last),
+        reading=Reading(context=context, stride=context, tokens=tokens, batch_size=8),
         criterion="random",
-        unit=plan.unit,
-        normalised=plan.normalised,
-        calibration_tokens=plan.calibration_tokens,
+        unit=config.unit,
+        normalised=config.normalised,
+        calibration_tokens=config.calibration_tokens,
     )
-    return SweepWish(ratios=plan.ratios, base=base, criteria=plan.criteria, task=task, smallest_effect=SMALLEST_EFFECT)
-
-
-def run_study(
-    plan: PruningPlan,
-    out: Path,
-    data: DataSet,
-    *,
-    task: Task | None = None,
-    jobs: int | None = None,
-    threads: int | None = None,
-    command: str = "leadline study pruning",
-    say: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
-    """Trains what is missing, sweeps, and writes `results.json` and `report.html`.
-
-    Args:
-        task: the questions that the plan was made with.
-
-    Returns:
-        The content of `results.json`: what `leadline.pruning.sweep` gives as `sweep`, and the runs as `arm`.
-
-    Raises:
-        UsageError: the folder holds something else.
-        LeadlineError: the folder cannot be written, or fewer than two models were trained.
-        KeyboardInterrupt: interrupted; what was trained and measured has been saved, and the same call goes on.
-    """
-    wish = asked(plan, task)
-    with at_work(out, "pruning", plan):
-        arm = _arm(plan)
-        errors = train_all([arm], plan.seeds, out, jobs=jobs, threads=threads)
-        folders = [run_folder(out, arm, seed) for seed in plan.seeds]
-        trained = [folder for folder in folders if (folder / "summary.json").is_file()]
-        if len(trained) < 2:
-            reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
-            raise LeadlineError(f"rank stability needs 2 trained models, and there are {len(trained)} ({reasons})")
-        subjects = [open_subject(folder, plan.device) for folder in trained]
-        memory = SweepMemory(asked_of(subjects, data, wish), out / MEMORY_FILE)
-        if memory.dropped:
-            say(f"everything is measured anew; {MEMORY_FILE} is of another sweep: {'; '.join(memory.dropped)}")
-        found = sweep(subjects, data, wish, say, memory)
-        results = collect(plan, arm, out, data, found, errors, command)
-        shown = dataclasses.replace(page(found, command), facts=shared.facts(results), install=INSTALL)
-        shared.write(results, shown, out)
-    return results
-
-
-def collect(
-    plan: PruningPlan,
-    arm: Arm,
-    out: Path,
-    data: DataSet,
-    found: dict[str, Any],
-    errors: dict[str, str],
-    command: str,
-) -> dict[str, Any]:
-    """The content of `results.json`."""
-    measured = gather([arm], plan.seeds, out)[arm.name]
-    results = {
-        **shared.opening("pruning", command, data),
-        "plan": dataclasses.asdict(plan),
-        "arm": {key: value for key, value in measured.items() if key != "depth"},
-        "failed": errors,
-        "sweep": found,
-        "headline": headline(found),
-        "sentences": [f"left out: {name}, because {reason}" for name, reason in found["left_out"].items()],
-        "judgements": shared.judgements_as_data([judged(found["verdict"])]),
-    }
-    plain: dict[str, Any] = finite(results)
-    return plain
-
-
-def judged(said: Mapping[str, Any]) -> shared.Judgement:
-    """A sweep's verdict as a study has it."""
-    return shared.Judgement(claim=said["claim"], paper="", outcome=said["verdict"], evidence=said["evidence"])
-
-
-def _arm(plan: PruningPlan) -> Arm:
-    config = run_config(
-        design=plan.design,
-        preset=plan.preset,
-        shape=plan.shape,
-        data=plan.data,
-        tokens=plan.tokens,
-        batch_size=plan.batch_size,
-        context=plan.context,
-        learning_rate=plan.learning_rate,
-        evaluations=EVALUATIONS,
-        evaluate_tokens=plan.evaluate_tokens,
-        precision=plan.precision,
-        backend=plan.backend,
-        device=plan.device,
-    )
-    return Arm(name=plan.design, slug=plan.slug, config=config, flops=plan.flops)
+    return SweepWish(ratios=config.ratios, base=base, criteria=criteria, task=task, smallest_effect=SMALLEST_EFFECT)

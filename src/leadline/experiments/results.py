@@ -1,20 +1,24 @@
-"""What the results of every study begin with, what a study says of a claim, and how both are written."""
+"""What the results of every experiment begin with, what a study says of a claim, and how both are written."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from leadline.experiments.compare.results import INSTALL, finite
 from leadline.experiments.machine import describe_machine
+from leadline.experiments.statistics import Difference
 from leadline.files import write_json, write_text
-from leadline.report.page import Page, Tone, Verdict, render
+from leadline.report.page import Tone, Verdict
 from leadline.report.words import count, memory
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
+
+INSTALL = "pip install --constraint constraints.txt --editable '.[demo]'"
 
 Outcome = Literal[
     "holds",
@@ -54,12 +58,27 @@ class Judgement:
         return Verdict(claim=claim, verdict=self.outcome, evidence=self.evidence, tone=TONES.get(self.outcome, "plain"))
 
 
-def opening(kind: str, command: str, data: DataSet) -> dict[str, Any]:
-    """Name, version, time, machine, data and how to repeat it: the first entries of a study's `results.json`."""
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """The finding in a sentence, what else is to be said, and the claims."""
+
+    headline: str
+    sentences: tuple[str, ...]
+    judgements: tuple[Judgement, ...] = ()
+
+
+def judged(results: dict[str, Any], found: Judged) -> dict[str, Any]:
+    """The content of `results.json` with the verdict."""
+    plain: dict[str, Any] = finite({**results, **asdict(found)})
+    return plain
+
+
+def opening(kind: str, command: str, data: DataSet, seeds: Sequence[int]) -> dict[str, Any]:
+    """Name, version, time, machine, data, seeds and how to repeat it: the first entries of `results.json`."""
     import leadline
 
     return {
-        "study": kind,
+        "experiment": kind,
         "leadline": leadline.__version__,
         "command": command,
         "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -71,13 +90,9 @@ def opening(kind: str, command: str, data: DataSet) -> dict[str, Any]:
             "heldout_tokens": data.heldout.tokens,
             "tokenizer": data.tokenizer.name,
         },
+        "seeds": list(seeds),
         "repeat": {"command": command, "install": INSTALL},
     }
-
-
-def judgements_as_data(judgements: list[Judgement]) -> list[dict[str, str]]:
-    """Judgements as `results.json` keeps them."""
-    return [asdict(judgement) for judgement in judgements]
 
 
 def facts(results: dict[str, Any]) -> list[tuple[str, str]]:
@@ -95,7 +110,32 @@ def facts(results: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def write(results: dict[str, Any], page: Page, out: Path) -> None:
-    """Writes `results.json` and `report.html` into the study's folder, each whole or not at all."""
-    write_json(out / "results.json", finite(results))
-    write_text(out / "report.html", render(page))
+def write(results: dict[str, Any], page: str, out: Path) -> None:
+    """Writes `results.json` and `report.html` into an experiment's folder, each whole or not at all."""
+    write_json(out / "results.json", results)
+    write_text(out / "report.html", page)
+
+
+def finite(value: Any) -> Any:
+    """The same data with None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return value
+
+
+def difference_as_data(found: Difference | None) -> dict[str, Any] | None:
+    """A difference as `results.json` keeps it."""
+    if found is None:
+        return None
+    return {
+        "mean": found.interval.mean,
+        "low": found.interval.low,
+        "high": found.interval.high,
+        "beyond_noise": found.beyond_noise,
+        "p_value": found.p_value,
+        "pairs": list(found.pairs),
+    }

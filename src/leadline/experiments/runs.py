@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leadline.errors import LeadlineError
-from leadline.experiments.jobs import PROBES, read_failure
-from leadline.experiments.statistics import interval
+from leadline.experiments.jobs import read_failure
+from leadline.experiments.statistics import Difference, differences, interval
+from leadline.experiments.worker import PROBES
 from leadline.files import check_sum
 from leadline.reading import read_json, read_lines
 from leadline.training.gradient_file import GRADIENT, load_gradient
@@ -126,8 +127,8 @@ def _probes(folder: Path) -> Probes | None:
         return None
 
 
-def measured(runs: Sequence[RunResult]) -> dict[str, Any]:
-    """A design's numbers, curves and pictures along depth over its runs, one per seed.
+def measured(runs: Sequence[RunResult], *, depth: bool = True) -> dict[str, Any]:
+    """An arm's numbers, curves and (`depth`) pictures along depth over its runs, one per seed.
 
     Returns:
         `status`, `error`, `damaged` (the folders of such runs), `loss`, `bits_per_byte`, speeds and sizes, `curve` and
@@ -148,8 +149,26 @@ def measured(runs: Sequence[RunResult]) -> dict[str, Any]:
         "peak_memory_bytes": _summary(finished, "peak_memory_bytes", max),
         "seconds": _summary(finished, "seconds", _mean),
         "curve": _curve(finished) if finished else None,
-        "depth": _depth(finished) if finished else None,
+        **({"depth": _depth(finished) if finished else None} if depth else {}),
     }
+
+
+def against(
+    baseline: str,
+    runs: Mapping[str, Sequence[RunResult]],
+    seeds: Sequence[int],
+    sequences: Mapping[str, Mapping[int, NDArray[np.float64]]] | None = None,
+) -> dict[str, Difference]:
+    """Every other arm minus the baseline in bits per byte, by pairs of the same seed; see `statistics.differences`."""
+    by_seed = {
+        name: {
+            seed: bits
+            for seed, run in zip(seeds, of_arm, strict=True)
+            if (bits := run.value("bits_per_byte")) is not None
+        }
+        for name, of_arm in runs.items()
+    }
+    return differences(by_seed, baseline, sequences)
 
 
 def mean_of(values: Sequence[Any]) -> Any:

@@ -20,7 +20,7 @@ from leadline.training.run_folder import read_run_file
 
 BESIDE_LEARNING = (
     *FREE, "evaluate_every", "evaluate_tokens", "record_every", "gradient_every", "backend", "compile",
-    "compile_blocks", "recompute", "loss_chunk", "accumulation", "seed",
+    "compile_blocks", "activation_checkpointing", "loss_chunk", "grad_accumulation", "seed",
 )  # fmt: skip
 """Options of a run in which two seeds may differ: they change nothing of what is learnt but rounding."""
 SHOWN = 3

@@ -155,9 +155,9 @@ class OwnSubject(Subject):
         super().__init__(opened, layers)
         if opened.kind == "run":
             config: dict[str, Any] = {**read_run_file(self.path)["config"]}
-            wanted = ("design", "preset", "data", "seed", "tokens", "learning_rate")
-            self.origin |= {name: config.get(name) for name in wanted}
-            rate = config.get("learning_rate")
+            wanted = ("design", "preset", "data", "seed", "tokens")
+            rate = config.get("lr")
+            self.origin |= {**{name: config.get(name) for name in wanted}, "learning_rate": rate}
             if rate is not None and rate > 0:
                 self.healing_rate = HEAL_SHARE * rate
 

@@ -1,226 +1,50 @@
-"""The whole configuration of a training run."""
+"""The whole configuration of a training run, in sections; the command line reads the same dataclasses.
+
+No two sections have a field of the same name, so that a field is an option: `optimizer.weight_decay` is
+`--weight-decay`, and `RunConfig.of("mgr", weight_decay=0.05)` puts it where it belongs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
+import tyro
+
+from leadline.config import to_dict
 from leadline.errors import UsageError
-from leadline.ops.choice import BACKENDS, Backend
+from leadline.ops.choice import Backend
+from leadline.sections import (
+    Checked,
+    NotNegative,
+    NotNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Range,
+    Share,
+    flat,
+    needs,
+    with_fields,
+)
 
-MOST = 10**18
 LARGEST = 1 << 24
 MOST_REPEATS = 1000
-AT_LEAST_ONE = (
-    "tokens",
-    "batch_size",
-    "context",
-    "accumulation",
-    "evaluate_tokens",
-    "keep",
-    "evaluate_every",
-    "checkpoint_every",
-    "loss_chunk",
-    "exit_every",
-    "gradient_from",
-    "gradient_until",
-)
-CHOICES = {
-    "schedule": ("cosine", "wsd"),
-    "precision": ("float32", "bfloat16"),
-    "optimizer": ("adamw", "sgd"),
-    "exit_curriculum": ("rotational", "gradual", "all"),
-    "exit_weights": ("even", "depth"),
+Size = Annotated[int, Range(1, LARGEST)]
+Rate = Annotated[float, Range(0, 1, below=True)]
+Precision = Literal["float32", "bfloat16"]
+
+FREE = ("data", "checkpoint_every", "keep", "device", "tensorboard", "log_to")
+"""Options that may change when a run is resumed; of the data, its hash may not."""
+RENAMED = {"accumulation": "grad_accumulation", "recompute": "activation_checkpointing", "learning_rate": "lr"}
+"""Fields of runs of earlier versions, whose configuration had no sections."""
+PARTNERS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "momentum": lambda run: run["optimizer"] == "sgd",
+    "decay": lambda run: run["schedule"] == "wsd",
+    **dict.fromkeys(("exit_curriculum", "exit_every", "exit_weights"), lambda run: run["exit_loss"] > 0),
 }
-FREE = ("data", "checkpoint_every", "keep", "device", "tensorboard")
-"""Options that may change when a run is continued; of the data, its hash may not."""
-FLAGS = {"learning_rate": "lr"}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """One run. What is None is filled in from the preset, the design's settings or the length of the run.
-
-    Attributes:
-        design: a design's name or expression.
-        data: `sotu`, or a folder that `leadline data prepare` wrote.
-        preset: the model's shape by name.
-        shape: what replaces the preset's, by name: blocks, dim, heads, kv_heads, head_dim, hidden.
-        tokens: to train on, rounded up to whole steps.
-        batch_size: sequences in one optimiser step.
-        context: tokens in a sequence.
-        accumulation: passes that one step is made of; divides `batch_size`. The result is that of one pass.
-        learning_rate: the peak.
-        warmup: share of the steps in which the rate rises linearly.
-        schedule: "cosine", or "wsd": steady, then linear decay.
-        decay: share of the steps in which "wsd" decays.
-        final_fraction: of the peak, at the end.
-        weight_decay: of AdamW, on matrices alone.
-        decay_embeddings: also on the embedding.
-        clip: the largest gradient norm; None clips nothing.
-        seed: of the weights and of the order of the data.
-        precision: "float32", or "bfloat16" for autocast; parameters stay float32.
-        backend: of the operators along depth, see `leadline.ops.choice`. "compiled" is faster and takes half a minute
-            to compile; another backend gives numbers that differ in rounding.
-        compile: run the model through `torch.compile`, as a whole.
-        compile_blocks: run it compiled block by block, once for each kind of block: `leadline.models.compiling`.
-        loss_chunk: tokens whose logits exist at once; all of a pass unless its logits would pass `LOGITS` numbers.
-        recompute: recompute each block in the backward pass.
-        evaluate_every: steps between evaluations; there is one at the end anyway.
-        evaluate_tokens: held-out tokens that one evaluation reads at most. Unless given 65,536, or as many as cost a
-            fifth of the FLOPs of the steps between two evaluations, where that is fewer.
-        record_every: steps between depth records; 0 keeps none.
-        checkpoint_every: steps between checkpoints; ten minutes lie between them unless it is given. There is one at
-            the end and at an interrupt anyway.
-        keep: how many checkpoints stay.
-        device: "cpu", "cuda", ...
-        tensorboard: also write TensorBoard events.
-        optimizer: "adamw", or "sgd" with momentum.
-        momentum: of "sgd".
-        equalise: rescale the gradients of all blocks to the same L2 norm in each step, before clipping.
-        equalise_updates: rescale what the optimiser adds to the parameters of each block to the same L2 norm in each
-            step, weight decay apart. AdamW undoes `equalise`, and not this.
-        repeat: "4x2" runs the last 4 blocks twice, with the same parameters.
-        layer_dropout: how often the last block is dropped, for a whole batch; earlier ones less, see
-            `leadline.training.layerskip`.
-        exit_loss: what the losses at early exits weigh together, beside the final loss, which weighs 1; 0 has none.
-        exit_curriculum: which exits a step has: "rotational", one in `exit_every` in turn; "gradual", from the last to
-            the first over the first half of the run; "all".
-        exit_every: of "rotational"; a quarter of the blocks unless given.
-        exit_weights: "even", or "depth": an exit after block m (from 1) weighs in proportion to m (m + 1) / 2.
-        gradient_from: the first step that the gradient share counts.
-        gradient_until: the last one; all unless given.
-        gradient_every: steps between records of the gradients' effective rank and diversity; 0 keeps none.
-    """
-
-    design: str
-    data: str
-    preset: str = "tiny"
-    shape: dict[str, int] = dataclasses.field(default_factory=dict)
-    tokens: int | None = None
-    batch_size: int | None = None
-    context: int | None = None
-    accumulation: int = 1
-    learning_rate: float | None = None
-    warmup: float = 0.05
-    schedule: Literal["cosine", "wsd"] = "cosine"
-    decay: float = 0.2
-    final_fraction: float = 0.1
-    weight_decay: float = 0.1
-    decay_embeddings: bool = False
-    clip: float | None = 1.0
-    seed: int = 0
-    precision: Literal["float32", "bfloat16"] = "float32"
-    backend: Backend = "auto"
-    compile: bool = False
-    compile_blocks: bool = False
-    loss_chunk: int | None = None
-    recompute: bool = False
-    evaluate_every: int | None = None
-    evaluate_tokens: int | None = None
-    record_every: int = 50
-    checkpoint_every: int | None = None
-    keep: int = 2
-    device: str = "cpu"
-    tensorboard: bool = False
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    momentum: float = 0.9
-    equalise: bool = False
-    equalise_updates: bool = False
-    repeat: str | None = None
-    layer_dropout: float = 0.0
-    exit_loss: float = 0.0
-    exit_curriculum: Literal["rotational", "gradual", "all"] = "rotational"
-    exit_every: int | None = None
-    exit_weights: Literal["even", "depth"] = "even"
-    gradient_from: int = 1
-    gradient_until: int | None = None
-    gradient_every: int = 0
-
-    def __post_init__(self) -> None:
-        for name in AT_LEAST_ONE:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{option(name)} {value} is too small; 1 or more work")
-            if value is not None and value > MOST:
-                raise UsageError(f"{option(name)} {value} is too large; {MOST:.0e} is the most")
-        for name in ("batch_size", "context"):
-            value = getattr(self, name)
-            if value is not None and value > LARGEST:
-                raise UsageError(f"{option(name)} {value} is too large; {LARGEST} is the most")
-        for name in ("record_every", "gradient_every"):
-            if getattr(self, name) < 0:
-                raise UsageError(
-                    f"{option(name)} {getattr(self, name)} is too small; 0 records nothing, 1 or more work"
-                )
-        for name in ("warmup", "decay", "final_fraction"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise UsageError(f"{option(name)} {value:g} is out of range; it is a share from 0 to 1")
-        if self.schedule == "wsd" and self.warmup + self.decay > 1:
-            raise UsageError(f"--warmup {self.warmup:g} and --decay {self.decay:g} are more than 1 together")
-        for name in ("learning_rate", "clip"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise UsageError(f"{option(name)} {value:g} is out of range; it must be a finite number more than 0")
-        if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
-            raise UsageError(f"--weight-decay {self.weight_decay:g} is out of range; it must be 0 or more")
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{option(name)} {getattr(self, name)} is not known; {listed(choices)} work")
-        if self.backend not in BACKENDS:
-            raise UsageError(f"--backend {self.backend} is not known; {', '.join(BACKENDS)} work")
-        if self.seed < 0:
-            raise UsageError(f"--seed {self.seed} must not be negative")
-        self._check_interventions()
-
-    def _check_interventions(self) -> None:
-        for name in ("momentum", "layer_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(
-                    f"{option(name)} {getattr(self, name):g} is out of range; 0 or more and less than 1 work"
-                )
-        if not (self.exit_loss >= 0 and math.isfinite(self.exit_loss)):
-            raise UsageError(
-                f"--exit-loss {self.exit_loss:g} is out of range; 0 has no exits, a number more than 0 works"
-            )
-        if self.exit_every is not None and self.exit_curriculum != "rotational":
-            raise UsageError(
-                f"--exit-every belongs to --exit-curriculum rotational; {self.exit_curriculum} chooses its exits itself"
-            )
-        if self.gradient_until is not None and self.gradient_until < self.gradient_from:
-            raise UsageError(
-                f"--gradient-from {self.gradient_from} is after --gradient-until {self.gradient_until}; no step counts"
-            )
-        if self.repeat is not None:
-            parse_repeat(self.repeat)
-        if self.compile and self.compile_blocks:
-            raise UsageError(
-                "--compile takes the whole model and --compile-blocks each block; leave out one of the two"
-            )
-        if self.compile and self.layer_dropout > 0:
-            raise UsageError(
-                "--layer-dropout runs other blocks in each step, and --compile would compile each choice of them anew; "
-                "leave out one of the two (--compile-blocks works with it)"
-            )
-        if self.compile and self.exit_loss > 0 and self.exit_curriculum != "all":
-            raise UsageError(
-                f"--exit-curriculum {self.exit_curriculum} takes other exits in each step, and --compile would compile "
-                "each choice of them anew; --exit-curriculum all works with it, and --compile-blocks with any"
-            )
-
-
-def option(name: str) -> str:
-    """How the command line calls a field."""
-    return "--" + FLAGS.get(name, name).replace("_", "-")
-
-
-def listed(words: Sequence[str]) -> str:
-    """`one, two and three`."""
-    return " and ".join((", ".join(words[:-1]), words[-1]) if len(words) > 1 else words)
+"""Options that do nothing in a run for which this is false."""
 
 
 def parse_repeat(text: str) -> tuple[int, int]:
@@ -237,3 +61,355 @@ def parse_repeat(text: str) -> tuple[int, int]:
             f"{MOST_REPEATS:,} times)"
         )
     return last, times
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model(Checked):
+    """The model's shape: a preset, and what replaces its values."""
+
+    preset: str = "tiny"
+    """The model's shape by name: tiny, S, M, L, 374M, 1B or 3B."""
+
+    blocks: int | None = None
+    """Transformer blocks; the preset's unless given."""
+
+    dim: int | None = None
+    """The model's width; the preset's unless given. Heads and MLP follow where they are not given."""
+
+    heads: int | None = None
+    """Attention heads."""
+
+    kv_heads: int | None = None
+    """Key and value heads."""
+
+    head_dim: int | None = None
+    """Width of a head."""
+
+    hidden: int | None = None
+    """Width of the MLP."""
+
+    context: Size | None = None
+    """Tokens in a sequence; the preset's unless given."""
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """What replaces the preset's shape, by name; without the context."""
+        sizes = {name: getattr(self, name) for name in SHAPE}
+        return {name: size for name, size in sizes.items() if size is not None}
+
+
+SHAPE = ("blocks", "dim", "heads", "kv_heads", "head_dim", "hidden")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Data(Checked):
+    """What a run reads, and how much of it."""
+
+    data: str = "sotu"
+    """sotu, or a folder that `leadline data prepare` wrote."""
+
+    tokens: Positive | None = None
+    """Tokens to train on, such as 500k or 1.2M, rounded up to whole steps; the preset's unless given."""
+
+    steps: Positive | None = None
+    """Optimiser steps, instead of tokens."""
+
+    batch_size: Size | None = None
+    """Sequences in an optimiser step; the preset's unless given."""
+
+    grad_accumulation: Positive = 1
+    """Gradient accumulation: micro-batches of a step. The result stays the same, memory falls."""
+
+    def check(self) -> None:
+        """See `Checked`."""
+        super().check()
+        if self.tokens is not None and self.steps is not None:
+            raise UsageError("--tokens and --steps both say how long to train; give one")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer(Checked):
+    """The optimiser."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """sgd is with momentum; its learning rate is another one than AdamW's."""
+
+    lr: PositiveFloat | None = None
+    """The peak learning rate; the design's own for this preset unless given."""
+
+    momentum: Rate | None = None
+    """Of sgd; 0.9 unless given."""
+
+    weight_decay: NotNegativeFloat = 0.1
+    """On matrices; norms, gains, biases, embeddings and connections take none."""
+
+    decay_embeddings: bool = False
+    """Weight decay on the embedding too."""
+
+    clip: PositiveFloat | None = 1.0
+    """The largest gradient norm; None clips nothing."""
+
+    def check(self) -> None:
+        """See `Checked`."""
+        super().check()
+        needs(self, "momentum", self.optimizer == "sgd", "optimizer=sgd")
+        if self.decay_embeddings and self.weight_decay == 0:
+            raise UsageError("--decay-embeddings does nothing with --weight-decay 0; give one of them")
+
+    @property
+    def sgd_momentum(self) -> float:
+        """Of sgd."""
+        return 0.9 if self.momentum is None else self.momentum
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule(Checked):
+    """The learning rate over the steps."""
+
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """cosine, or wsd: steady, then linear decay."""
+
+    warmup: Share = 0.05
+    """Share of the steps in which the learning rate rises linearly."""
+
+    decay: Share | None = None
+    """Share of the steps in which wsd decays; 0.2 unless given."""
+
+    final_fraction: Share = 0.1
+    """The learning rate at the end, as a share of the peak."""
+
+    def check(self) -> None:
+        """See `Checked`."""
+        super().check()
+        needs(self, "decay", self.schedule == "wsd", "schedule=wsd")
+        if self.schedule == "wsd" and self.warmup + self.decay_share > 1:
+            raise UsageError(f"--warmup {self.warmup:g} and --decay {self.decay_share:g} are more than 1 together")
+
+    @property
+    def decay_share(self) -> float:
+        """Of the steps, those in which "wsd" decays."""
+        return 0.2 if self.decay is None else self.decay
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Interventions(Checked):
+    """What changes gradients and depth (docs/gradient-fan-in.md)."""
+
+    equalise: bool = False
+    """Rescale the gradients of all blocks to the same L2 norm in each step, before clipping. AdamW nearly undoes it;
+    sgd does not."""
+
+    equalise_updates: bool = False
+    """Rescale the updates of all blocks to the same L2 norm in each step, weight decay apart."""
+
+    repeat: Annotated[str | None, tyro.conf.arg(metavar="KxR")] = None
+    """4x2 runs the last 4 blocks twice, with the same parameters."""
+
+    def check(self) -> None:
+        """See `Checked`."""
+        super().check()
+        if self.repeat is not None:
+            parse_repeat(self.repeat)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EarlyExitTraining(Checked):
+    """LayerSkip: blocks dropped in training, and losses at early exits."""
+
+    layer_dropout: Rate = 0.0
+    """How often the last block is dropped, for a whole batch; earlier ones less, the first never."""
+
+    exit_loss: NotNegativeFloat = 0.0
+    """What the losses at early exits weigh together, beside the final loss's 1; 0 has no exits."""
+
+    exit_curriculum: Literal["rotational", "gradual", "all"] | None = None
+    """Which exits a step has: one in --exit-every in turn, which is rotational and what it is unless given; from the
+    last to the first over half the run; or all."""
+
+    exit_every: Positive | None = None
+    """Of the rotational curriculum; a quarter of the blocks unless given."""
+
+    exit_weights: Literal["even", "depth"] | None = None
+    """How a step's exits share --exit-loss: evenly, unless given, or the more the deeper they are: an exit after block
+    m (from 1) weighs in proportion to m (m + 1) / 2."""
+
+    def check(self) -> None:
+        """See `Checked`."""
+        super().check()
+        for name in ("exit_curriculum", "exit_every", "exit_weights"):
+            needs(self, name, self.exit_loss > 0, "exit_loss=1")
+        if self.exit_every is not None and self.curriculum != "rotational":
+            raise UsageError(
+                f"exit_every={self.exit_every} belongs to exit_curriculum=rotational; {self.curriculum} chooses its "
+                "exits itself"
+            )
+
+    @property
+    def curriculum(self) -> Literal["rotational", "gradual", "all"]:
+        """Which exits a step has."""
+        return self.exit_curriculum or "rotational"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Logging(Checked):
+    """Evaluations and records."""
+
+    evaluate_every: Positive | None = None
+    """Steps between evaluations on held-out text; ten in a run unless given. There is one at the end anyway."""
+
+    evaluate_tokens: Positive | None = None
+    """Held-out tokens that one evaluation reads at most. Unless given 65,536, or as many as cost a fifth of the FLOPs
+    of the steps between two evaluations, if that is fewer."""
+
+    record_every: NotNegative = 50
+    """Steps between depth records; 0 keeps none."""
+
+    gradient_from: Positive = 1
+    """The first step that the gradient share counts."""
+
+    gradient_until: Positive | None = None
+    """The last step that it counts; all unless given."""
+
+    gradient_every: NotNegative = 0
+    """Steps between records of the gradients' effective rank and diversity, which cost time; 0 keeps none."""
+
+    tensorboard: bool = False
+    """Also write TensorBoard events into the folder."""
+
+    def check(self) -> None:
+        """See `Checked`."""
+        super().check()
+        if self.gradient_until is not None and self.gradient_until < self.gradient_from:
+            raise UsageError(
+                f"gradient_from={self.gradient_from} is after gradient_until={self.gradient_until}; no step counts"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoints(Checked):
+    """Checkpoints."""
+
+    checkpoint_every: Positive | None = None
+    """Steps between checkpoints; unless given, one every ten minutes. At the end and at Ctrl-C there is one anyway."""
+
+    keep: Positive = 2
+    """How many checkpoints stay."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runtime(Checked):
+    """Where and how a run computes."""
+
+    device: str = "cpu"
+    """Where to run: cpu, cuda, cuda:1, mps."""
+
+    precision: Precision = "float32"
+    """bfloat16 is autocast; parameters stay float32."""
+
+    backend: Backend = "auto"
+    """Of the depth operators. On a CPU auto is lean; compiled is faster and takes half a minute to start. Another
+    backend gives numbers that differ in rounding."""
+
+    compile: bool = False
+    """Run the model through torch.compile, as a whole."""
+
+    compile_blocks: bool = False
+    """Compile block by block, once for each kind of block: it starts sooner where many blocks are alike."""
+
+    loss_chunk: Positive | None = None
+    """Chunked cross-entropy: tokens whose logits exist at once; less memory with a large vocabulary. Large batches are
+    cut anyway."""
+
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass: less memory, more time."""
+
+    def check(self) -> None:
+        """See `Checked`."""
+        super().check()
+        if self.compile and self.compile_blocks:
+            raise UsageError(
+                "--compile takes the whole model and --compile-blocks each block; leave out one of the two"
+            )
+
+
+T = TypeVar("T", bound="Sections")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sections(Checked):
+    """All options of a run but its design and its seed, in sections."""
+
+    model: Model = Model()
+    data: Data = Data()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    interventions: Interventions = Interventions()
+    early_exit: EarlyExitTraining = EarlyExitTraining()
+    logging: Logging = Logging()
+    checkpoints: Checkpoints = Checkpoints()
+    runtime: Runtime = Runtime()
+
+    def check(self) -> None:
+        """See `Checked`."""
+        super().check()
+        skip = self.early_exit
+        if self.runtime.compile and skip.layer_dropout > 0:
+            raise UsageError(
+                "--layer-dropout runs other blocks in each step, and --compile would compile each choice of them anew; "
+                "leave out one of the two (--compile-blocks works with it)"
+            )
+        if self.runtime.compile and skip.exit_loss > 0 and skip.curriculum != "all":
+            raise UsageError(
+                f"--exit-curriculum {skip.curriculum} takes other exits in each step, and --compile would compile each "
+                "choice of them anew; --exit-curriculum all works with it, and --compile-blocks with any"
+            )
+
+    def replaced(self: T, **options: Any) -> T:
+        """The same with other values, by the names of fields in whatever section they are.
+
+        Raises:
+            UsageError: no field has this name.
+        """
+        return with_fields(self, options)
+
+    def sections(self) -> dict[str, Any]:
+        """The sections by name, for another configuration that has them."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Sections)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig(Sections):
+    """One run. What is None is filled in from the preset, the design's settings or the length of the run."""
+
+    design: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DESIGN")]
+    """A design's name or expression; `leadline designs` lists them."""
+
+    seed: NotNegative = 0
+    """Of the weights and of the order of the data."""
+
+    @classmethod
+    def of(cls, design: str, **options: Any) -> RunConfig:
+        """A run by the names of its options: `RunConfig.of("mgr", tokens=500_000, weight_decay=0.05)`.
+
+        Raises:
+            UsageError: an option isn't known, or doesn't work.
+        """
+        return cls(design=design).replaced(**options)
+
+
+def options_of_run(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option of a run by its name, from its saved configuration, also that of a version that had no sections."""
+    found = flat(RunConfig, content)
+    if "shape" in content:
+        found = {RENAMED.get(name, name): value for name, value in found.items() if name != "shape"}
+        found |= content["shape"] or {}
+        # What did nothing in that run was named all the same.
+        for name, partner in PARTNERS.items():
+            if not partner(found):
+                found.pop(name, None)
+    return found
+
+
+def options_of(config: Sections) -> dict[str, Any]:
+    """Every option's value by its name."""
+    return flat(type(config), to_dict(config))

@@ -95,7 +95,7 @@ def equalised_updates(share: GradientShare, optimiser: torch.optim.Optimizer) ->
 
 def check_layerskip(skip: LayerSkip, model: DecoderConfig) -> None:
     """Raises UsageError where a model can't be trained so."""
-    config = skip.config
+    config = skip.config.early_exit
     if skip.exits and skip.blocks < 2:
         raise UsageError(f"--exit-loss {config.exit_loss:g} needs 2 blocks or more; this model has {skip.blocks}")
     if skip.exits and getattr(model.connection, "memory", "store") == "invert":
@@ -108,15 +108,15 @@ def check_layerskip(skip: LayerSkip, model: DecoderConfig) -> None:
 def notes(config: RunConfig, model: DecoderConfig, skip: LayerSkip) -> list[str]:
     """What a run with interventions should say of itself, and what its FLOPs count."""
     said = []
-    if config.repeat is not None:
-        last, times = parse_repeat(config.repeat)
+    if config.interventions.repeat is not None:
+        last, times = parse_repeat(config.interventions.repeat)
         said.append(
             f"the last {last} of {len(model.layers)} blocks run {times} times with the same parameters: "
             f"{skip.blocks} blocks run, and FLOPs count them all"
         )
-    if config.equalise:
+    if config.interventions.equalise:
         said.append(_equalise_note(config))
-    if config.equalise_updates:
+    if config.interventions.equalise_updates:
         said.append("the updates of all blocks are rescaled to the same norm in each step, weight decay apart")
     if skip.drops:
         saved = sum(skip.rates()) / skip.blocks
@@ -129,13 +129,13 @@ def notes(config: RunConfig, model: DecoderConfig, skip: LayerSkip) -> list[str]
         said.append(
             f"{exits:.1f} early exits a step on average add about {3 * exits * count_flops(model).head:,.0f} FLOPs "
             "a token for the head, which the FLOPs don't count; the loss that is told is the final one, and the early "
-            f"ones weigh {config.exit_loss:g} beside its 1"
+            f"ones weigh {config.early_exit.exit_loss:g} beside its 1"
         )
     return said
 
 
 def _equalise_note(config: RunConfig) -> str:
-    if config.optimizer == "sgd":
+    if config.optimizer.optimizer == "sgd":
         return "gradients are equalised over blocks; the gradient share is that of the raw gradients"
     return (
         "gradients are equalised over blocks, which AdamW nearly undoes: it divides each parameter's gradient by its "

@@ -42,12 +42,12 @@ class LayerSkip:
     @property
     def drops(self) -> bool:
         """Whether blocks are dropped."""
-        return self.config.layer_dropout > 0
+        return self.config.early_exit.layer_dropout > 0
 
     @property
     def exits(self) -> bool:
         """Whether there are losses at early exits."""
-        return self.config.exit_loss > 0
+        return self.config.early_exit.exit_loss > 0
 
     def __bool__(self) -> bool:
         return self.drops or self.exits
@@ -55,7 +55,10 @@ class LayerSkip:
     def rates(self) -> list[float]:
         """How often each block is dropped: L shares."""
         last = max(1, self.blocks - 1)
-        return [self.config.layer_dropout * math.expm1(block * math.log(2) / last) for block in range(self.blocks)]
+        return [
+            self.config.early_exit.layer_dropout * math.expm1(block * math.log(2) / last)
+            for block in range(self.blocks)
+        ]
 
     def dropped(self, step: int) -> frozenset[int]:
         """The blocks that step `step`, from 1, leaves out, in all of its passes; by the seed and the step alone."""
@@ -69,16 +72,16 @@ class LayerSkip:
     def weights(self, step: int) -> dict[int, float]:
         """What the exits of step `step` weigh, by the block after which they are, in ascending order."""
         active = self._active(step) if self.exits else []
-        shape = [(m + 1) * (m + 2) / 2 if self.config.exit_weights == "depth" else 1.0 for m in active]
+        shape = [(m + 1) * (m + 2) / 2 if self.config.early_exit.exit_weights == "depth" else 1.0 for m in active]
         total = math.fsum(shape)
-        return {m: self.config.exit_loss * each / total for m, each in zip(active, shape, strict=True)}
+        return {m: self.config.early_exit.exit_loss * each / total for m, each in zip(active, shape, strict=True)}
 
     def _active(self, step: int) -> list[int]:
         early = range(self.blocks - 1)
-        if self.config.exit_curriculum == "rotational":
+        if self.config.early_exit.curriculum == "rotational":
             every = min(self.every, len(early))
             return [m for m in early if m % every == step % every]
-        if self.config.exit_curriculum == "gradual":
+        if self.config.early_exit.curriculum == "gradual":
             return list(early)[-self._gradual(step) :]
         return list(early)
 
@@ -90,7 +93,7 @@ class LayerSkip:
     @property
     def every(self) -> int:
         """One exit in so many is active in a step of the rotational curriculum; a quarter of the blocks [ours]."""
-        return self.config.exit_every or max(1, self.blocks // 4)
+        return self.config.early_exit.exit_every or max(1, self.blocks // 4)
 
     def mean_weights(self) -> list[float]:
         """The weight of the loss after each block, averaged over the run's steps; the last is the final loss's 1.
@@ -118,10 +121,10 @@ class LayerSkip:
         """One step of each set of exits that the run has, and how many of its steps have the same; a handful of any
         number of steps.
         """
-        if self.exits and self.config.exit_curriculum == "rotational":
+        if self.exits and self.config.early_exit.curriculum == "rotational":
             every = min(self.every, self.blocks - 1)
             return [(first, (self.steps - first) // every + 1) for first in range(1, min(every, self.steps) + 1)]
-        if self.exits and self.config.exit_curriculum == "gradual":
+        if self.exits and self.config.early_exit.curriculum == "gradual":
             steps, firsts = range(1, self.steps + 1), [1]
             while (more := bisect.bisect_right(steps, self._gradual(firsts[-1]), key=self._gradual)) < self.steps:
                 firsts.append(more + 1)

@@ -90,8 +90,8 @@ def train(
     """
     out = Path(out)
     run = decide(config)
-    check_backend(config.backend, usable_device(config.device).type)
-    if config.tensorboard:
+    check_backend(config.runtime.backend, usable_device(config.runtime.device).type)
+    if config.logging.tensorboard:
         require_tensorboard()
     if resume == "previous":
         choose_checkpoint(out, resume)
@@ -104,7 +104,8 @@ def train(
             return Trainer(run, out, on_step, on_evaluation, on_evaluated, resume=resume).train()
         except torch.OutOfMemoryError as error:
             raise LeadlineError(
-                f"{config.device} has too little memory for this run; a larger --accumulation or --recompute needs less"
+                f"{config.runtime.device} has too little memory for this run; a larger --grad-accumulation or "
+                "--activation-checkpointing needs less"
             ) from error
 
 
@@ -129,17 +130,17 @@ class Trainer:
         self.run, self.out = run, out
         self.on_step, self.on_evaluation, self.on_evaluated = on_step, on_evaluation, on_evaluated
         config = run.config
-        self.device = usable_device(config.device)
+        self.device = usable_device(config.runtime.device)
         keep_freed_memory()
         self.model = Decoder(run.model, seed=config.seed).to(self.device)
-        self.model.recompute = config.recompute
+        self.model.recompute = config.runtime.activation_checkpointing
         self.passes = Passes(self.model, run, self.device)
         self.optimiser = make_optimiser(self.model, config, run.learning_rate)
-        since, until = config.gradient_from, config.gradient_until
+        since, until = config.logging.gradient_from, config.logging.gradient_until
         warmup = warmup_steps(run.steps, config)
-        self.share = GradientShare(self.model, since=since, until=until, clip=config.clip, warmup=warmup)
+        self.share = GradientShare(self.model, since=since, until=until, clip=config.optimizer.clip, warmup=warmup)
         self.equalised: GradientShare | None = None
-        if config.equalise:
+        if config.interventions.equalise:
             self.equalised = GradientShare(self.model, since=since, until=until, keep_norms=False)
         self.loader = Loader(run.data.train, run.batch_size, run.context, config.seed)
         self.step = 0
@@ -154,7 +155,7 @@ class Trainer:
         # The evaluation at the end comes after the last step; a run stopped between the two makes it once more.
         self.evals_file = Lines(out / EVALS, self.step if self.step < run.steps else self.step - 1)
         self.depth_file = Lines(out / "depth.jsonl", self.step)
-        self.events = Events(out / "tensorboard", self.step) if config.tensorboard else None
+        self.events = Events(out / "tensorboard", self.step) if config.logging.tensorboard else None
         self.refresh_every = min(max(run.steps // 50, 1), 1000)
 
     def _restore(self, resume: Resume) -> None:
@@ -184,7 +185,7 @@ class Trainer:
                 stack.callback(lines.close)
             if self.events is not None:
                 stack.callback(self.events.close)
-            stack.enter_context(use_backend(self.run.config.backend))
+            stack.enter_context(use_backend(self.run.config.runtime.backend))
             interrupt = stack.enter_context(catch_interrupt())
             while self.step < self.run.steps:
                 self._one_step()
@@ -203,8 +204,8 @@ class Trainer:
         rate = self.run.learning_rate * rate_at(step, self.run.steps, config)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        wanted = config.record_every > 0 and step % config.record_every == 0
-        detailed = config.gradient_every > 0 and step % config.gradient_every == 0
+        wanted = config.logging.record_every > 0 and step % config.logging.record_every == 0
+        detailed = config.logging.gradient_every > 0 and step % config.logging.gradient_every == 0
         diversity = Diversity(self.share) if detailed else None
         losses, depth = self.passes.gradients(self.loader.next(), step, recorded=wanted, diversity=diversity)
         measured = self.share.measure()
@@ -218,7 +219,11 @@ class Trainer:
         if diversity is not None:
             self.share.note(detail_of(step, self.share, diversity))
         self._clip(self._equalise(norm))
-        equal = equalised_updates(self.share, self.optimiser) if config.equalise_updates else contextlib.nullcontext()
+        equal = (
+            equalised_updates(self.share, self.optimiser)
+            if config.interventions.equalise_updates
+            else contextlib.nullcontext()
+        )
         with equal:
             self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
@@ -242,7 +247,7 @@ class Trainer:
         return float(torch.linalg.vector_norm(measured.values, dtype=torch.float64))
 
     def _clip(self, norm: float) -> None:
-        clip = self.run.config.clip
+        clip = self.run.config.optimizer.clip
         if clip is not None and norm > clip:
             torch._foreach_mul_([p.grad for p in self.share.parameters if p.grad is not None], clip / norm)
 
@@ -304,11 +309,11 @@ class Trainer:
                 self.on_evaluation(self.step, time.monotonic() - began)
 
         how: dict[str, Any] = {
-            "batch_size": max(1, run.batch_size // run.config.accumulation),
+            "batch_size": max(1, run.batch_size // run.config.data.grad_accumulation),
             "context": run.context,
             "tokens": run.evaluate_tokens,
             "device": self.device,
-            "precision": run.config.precision,
+            "precision": run.config.runtime.precision,
             "on_batch": on_batch,
         }
         with eager_blocks(self.model):  # other sizes than a step's
@@ -345,7 +350,7 @@ class Trainer:
         if self.equalised is not None:
             state["equalised"] = self.equalised.state()
         report = self._gradient()
-        norms, keep = self.share.norms(), self.run.config.keep
+        norms, keep = self.share.norms(), self.run.config.checkpoints.keep
         save_checkpoint(self.out, self.model, self.optimiser, state, keep=keep, gradient=report, norms=norms)
         write_gradient(self.out, report, norms)
         self._saved, self._saved_at = self.step, time.monotonic()
@@ -357,7 +362,7 @@ class Trainer:
         return report
 
     def _checkpoint_is_due(self) -> bool:
-        every = self.run.config.checkpoint_every
+        every = self.run.config.checkpoints.checkpoint_every
         if every is None:
             return time.monotonic() - self._saved_at >= SAVE_SECONDS
         return self.step % every == 0

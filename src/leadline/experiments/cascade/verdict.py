@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from leadline.experiments.results import Judgement, Outcome
+from leadline.experiments.results import Judged, Judgement, Outcome
 from leadline.experiments.statistics import SMALLEST_EFFECT
 from leadline.report.effects import Effect, effect_of
 from leadline.report.words import fixed, listed
@@ -26,15 +25,6 @@ COVERAGE = 0.95
 """Of an interval over rounds, the least that decides: six rounds have it."""
 
 Arm = Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """The finding in a sentence, what else is to be said, and the claim's parts."""
-
-    headline: str
-    sentences: tuple[str, ...]
-    judgements: tuple[Judgement, ...]
 
 
 def judge(results: Mapping[str, Any]) -> Judged:

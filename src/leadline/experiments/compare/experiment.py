@@ -1,179 +1,217 @@
-"""A comparison from its plan to its report: learning rates first where they are swept, then all runs, then results."""
+"""`leadline compare`: learning rates first where they are swept, then all runs, their speed, and one report."""
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leadline.config import to_dict
 from leadline.errors import LeadlineError
-from leadline.experiments.compare.plan import DesignPlan, Plan, check_out, keep_plan
-from leadline.experiments.compare.results import collect, run_folder, write_results
-from leadline.experiments.compare.speed import SPEED_ROUNDS, measured_speeds
-from leadline.experiments.jobs import Job, run_jobs, start_anew
-from leadline.experiments.machine import cores
-from leadline.experiments.progress import display_for
-from leadline.experiments.runs import read_run
-from leadline.interrupt import termination_interrupts
-from leadline.lock import claimed
+from leadline.experiments.compare.config import CompareConfig, DesignArm, arms_of, shipped_sweeps
+from leadline.experiments.compare.report.page import render
+from leadline.experiments.compare.speed import measured_speeds, ratio_of
+from leadline.experiments.compare.verdict import verdict
+from leadline.experiments.engine import Experiment, Say
+from leadline.experiments.jobs import Job
+from leadline.experiments.results import difference_as_data, finite, opening
+from leadline.experiments.runs import RunResult, against, measured, read_run
+from leadline.experiments.statistics import SMALLEST_EFFECT, Difference, Interval
+from leadline.files import write_text
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
 
-COST = {"additive": 1.0, "attention-residuals": 1.2, "multi-gate": 1.2, "hyper-connections": 1.4}
-"""Time per FLOP against the plain stream, roughly, on a small model: connections launch many small operations."""
-COST_OF_ALL_SOURCES = 1.7
-COST_OF_OTHERS = 1.6
+COLUMNS = (
+    "design",
+    "seed",
+    "status",
+    "learning_rate",
+    "loss",
+    "bits_per_byte",
+    "tokens",
+    "tokens_per_second",
+    "peak_memory_bytes",
+    "seconds",
+    "error",
+)
 
 
-def compare(
-    plan: Plan,
-    out: Path,
-    data: DataSet,
-    *,
-    jobs: int | None = None,
-    threads: int | None = None,
-    rerun: bool = False,
-    speed_rounds: int = SPEED_ROUNDS,
-    command: str = "leadline compare",
-) -> dict[str, Any]:
-    """Runs what is missing of a comparison, and writes `results.json`, `results.csv` and `report.html`.
-
-    Args:
-        jobs: runs at a time; by default two where there are two cores.
-        threads: of each run; by default the cores divided by the jobs.
-        rerun: train runs that failed or are damaged from the start; failed ones go on where they were otherwise, and
-            damaged ones stay.
-        speed_rounds: in which all designs take turns at a step, after the runs; 0 measures no speed.
-        command: that repeats it, for the report.
-
-    Returns:
-        The content of `results.json`. A design whose runs failed or are damaged is marked in it; nothing is raised
-        for that.
+class Compare(Experiment[CompareConfig]):
+    """The comparison, see `CompareConfig`.
 
     Raises:
-        UsageError: the folder holds another comparison, or something else.
-        LeadlineError: the folder cannot be written, or a run of the sweep of learning rates is damaged.
-        KeyboardInterrupt: interrupted; what ran has been saved.
+        UsageError: a design, an option or a value is wrong; names it, and what works.
     """
-    slots = min(2, cores()) if jobs is None else jobs
-    threads = max(1, cores() // slots) if threads is None else threads
-    with claimed(out, "compare", lambda: check_out(plan, out)), termination_interrupts():
-        keep_plan(plan, out)
-        sweeps: list[dict[str, Any]] = []
-        rates = {design.name: design.learning_rate for design in plan.designs}
-        if any(design.sweep for design in plan.designs):
-            _run(_sweep_jobs(plan, out), slots, threads, rerun)
-            sweeps = [_swept(plan, out, design) for design in plan.designs]
-            rates = {curve["design"]: curve["chosen"] for curve in sweeps}
-        _run(_jobs(plan, out, rates), slots, threads, rerun)
-        speeds = measured_speeds(out, _finished(plan, out, rates), speed_rounds, slots * threads)
-        results = collect(plan, out, data, rates, sweeps, command, speeds)
-        write_results(results, plan, out, rates)
-        from leadline.experiments.compare.report import write_report
 
-        write_report(results, out / "report.html")
-    return results
+    kind = "compare"
+    arms: tuple[DesignArm, ...]
+
+    def __init__(self, config: CompareConfig, data: DataSet, say: Say = lambda text: None) -> None:
+        budget, self.baseline, arms = arms_of(config, data)
+        super().__init__(budget, data, arms, say)
+        self.sweeps: list[dict[str, Any]] = []
+
+    @property
+    def sweep_seed(self) -> int:
+        """The seed of a sweep's runs; takes no part in the comparison."""
+        return max(self.seeds) + 1
+
+    def train(self) -> dict[str, str]:
+        """See `Experiment`; seed by seed, so that what is there after a while can be compared."""
+        if self.arms[0].sweep:
+            self.work([self._sweep_job(arm, rate) for arm in self.arms for rate in arm.sweep])
+            self.sweeps = [self._swept(arm) for arm in self.arms]
+            rates = {curve["design"]: curve["chosen"] for curve in self.sweeps}
+            self.arms = tuple(
+                dataclasses.replace(arm, learning_rate=rates[arm.name], config=arm.config.replaced(lr=rates[arm.name]))
+                for arm in self.arms
+            )
+        return self.work([arm.job(self.out, seed, turn) for turn, seed in enumerate(self.seeds) for arm in self.arms])
+
+    def _sweep_job(self, arm: DesignArm, rate: float) -> Job:
+        one = dataclasses.replace(arm, config=arm.config.replaced(lr=rate), measure=None)
+        job = one.job(self.out, self.sweep_seed)
+        folder = job.folder.with_name(f"{job.folder.name}-lr{rate:g}")
+        return dataclasses.replace(job, label=f"{arm.name} at {rate:g}", folder=folder)
+
+    def _swept(self, arm: DesignArm) -> dict[str, Any]:
+        """A design's losses over the grid and the best rate; the planned one where no run finished."""
+        runs = {rate: read_run(self._sweep_job(arm, rate).folder) for rate in arm.sweep}
+        if damaged := [str(run.error) for run in runs.values() if run.status == "damaged"]:
+            raise LeadlineError(f"{'; '.join(damaged)}; the same command with --rerun trains the run again")
+        bits = {rate: run.value("bits_per_byte") for rate, run in runs.items()}
+        points = [{"learning_rate": rate, "bits_per_byte": value} for rate, value in bits.items()]
+        known = [(value, rate) for rate, value in bits.items() if value is not None]
+        chosen = min(known)[1] if known else arm.learning_rate
+        return {"design": arm.name, "points": points, "chosen": chosen, "source": f"this run, seed {self.sweep_seed}"}
+
+    def collect(self, command: str) -> dict[str, Any]:
+        """See `Experiment`; measures speed with the designs in turns, and writes `results.csv` too."""
+        config, runs = self.config, self.runs()
+        finished = {arm.name: arm.config for arm in self.arms if any(run.summary for run in runs[arm.name])}
+        speeds = measured_speeds(self.out, finished, config.speed_rounds, self.slots * self.threads)
+        found = against(self.baseline, runs, self.seeds, self._sequences(runs))
+        tokens = next(arm.tokens for arm in self.arms if arm.name == self.baseline)
+        start = opening(self.kind, command, self.data, self.seeds)
+        start["data"]["read_bytes"] = self._read_bytes()
+        results = {
+            **start,
+            "budget": {
+                "kind": "tokens" if config.flops is None else "flops",
+                "tokens": tokens,
+                "flops": config.flops,
+                "steps": tokens // self.budget.batch_tokens,
+                "batch_tokens": self.budget.batch_tokens,
+                "context": self.budget.context,
+            },
+            "preset": {"name": self.budget.preset.name, **dataclasses.asdict(self.budget.shape)},
+            "baseline": self.baseline,
+            "arms": [
+                {
+                    **self._facts(arm),
+                    **measured(runs[arm.name]),
+                    "speed": _speed(speeds, arm.name, self.baseline),
+                    "difference": _difference(found.get(arm.name)),
+                }
+                for arm in self.arms
+            ],
+            "learning_rates": self.sweeps or shipped_sweeps(self.budget, self.arms),
+        }
+        results["verdict"] = verdict(results)
+        self._write_csv(runs)
+        plain: dict[str, Any] = finite(results)
+        return plain
+
+    def page(self, results: dict[str, Any]) -> str:
+        """See `Experiment`."""
+        return render(results)
+
+    def _facts(self, arm: DesignArm) -> dict[str, Any]:
+        """What is known of a design without running it."""
+        from leadline.designs import count_flops, count_parameters
+
+        design, shape = arm.design, self.budget.shape
+        model = design.decoder(shape, self.data.vocab_size)
+        divided = "divided by sqrt(2·blocks)" if model.init.output_scale == "depth" else "not divided"
+        return {
+            "name": design.name,
+            "slug": design.slug,
+            "summary": design.summary,
+            "source": design.source,
+            "notes": design.notes(shape),
+            "settings": {"learning_rate": arm.learning_rate, "init": f"output projections {divided}"},
+            "tokens": arm.tokens,
+            "parameters": count_parameters(model).total,
+            "flops_per_token": arm.flops_per_token,
+            "depth_flops_per_token": count_flops(model).training_depth,
+        }
+
+    def _sequences(self, runs: Mapping[str, Sequence[RunResult]]) -> dict[str, dict[int, Any]]:
+        """Bits per byte of every held-out sequence, by design and seed, of the runs that kept them."""
+        from leadline.data import bits_per_byte
+
+        unit = bits_per_byte(1.0, self.data.heldout.bytes_per_token)
+        return {
+            name: {
+                seed: unit * run.sequences
+                for seed, run in zip(self.seeds, of_design, strict=True)
+                if run.sequences is not None
+            }
+            for name, of_design in runs.items()
+        }
+
+    def _read_bytes(self) -> int:
+        """Bytes of held-out text that an evaluation reads."""
+        context, heldout = self.budget.context, self.data.heldout
+        windows = max(1, min(heldout.windows(context), (self.config.logging.evaluate_tokens or 0) // context))
+        return round(windows * context * heldout.bytes_per_token)
+
+    def _write_csv(self, runs: Mapping[str, Sequence[RunResult]]) -> None:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for arm in self.arms:
+            for seed, run in zip(self.seeds, runs[arm.name], strict=True):
+                writer.writerow(_row(arm, seed, run))
+        write_text(self.out / "results.csv", text.getvalue())
 
 
-def _jobs(plan: Plan, out: Path, rates: Mapping[str, float]) -> list[Job]:
-    measure = {"tokens": plan.measure_tokens, "removal_tokens": plan.removal_tokens}
-    return [
-        Job(
-            label=f"{design.name}, seed {seed}",
-            folder=run_folder(out, design, seed),
-            content={"config": run_config(plan, design, seed, rates[design.name]), "measure": measure},
-            tokens=design.tokens,
-            cost=_cost(plan, design),
-            turn=turn,
-        )
-        for turn, seed in enumerate(plan.seeds)
-        for design in plan.designs
-    ]
-
-
-def _finished(plan: Plan, out: Path, rates: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """A configuration of every design that finished on some seed."""
+def _difference(found: Difference | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
     return {
-        design.name: run_config(plan, design, plan.seeds[0], rates[design.name])
-        for design in plan.designs
-        if any(read_run(run_folder(out, design, seed)).summary is not None for seed in plan.seeds)
+        **(difference_as_data(found) or {}),
+        "matters": abs(found.interval.mean) >= SMALLEST_EFFECT,
+        "seeds": _ends(found.seeds),
+        "text": None if found.text is None else {**_ends(found.text), "sequences": found.sequences},
+        "too_little_text": found.too_little_text,
     }
 
 
-def _sweep_jobs(plan: Plan, out: Path) -> list[Job]:
-    return [
-        Job(
-            label=f"{design.name} at {rate:g}",
-            folder=run_folder(out, design, plan.sweep_seed, rate),
-            content={"config": run_config(plan, design, plan.sweep_seed, rate), "measure": None},
-            tokens=design.tokens,
-            cost=_cost(plan, design),
-            measured=False,
-        )
-        for design in plan.designs
-        for rate in design.sweep
-    ]
+def _ends(of: Interval) -> dict[str, float | None]:
+    return {"low": of.low, "high": of.high}
 
 
-def _swept(plan: Plan, out: Path, design: DesignPlan) -> dict[str, Any]:
-    """A design's losses over the grid and the best rate; the planned one where no run finished."""
-    runs = {rate: read_run(run_folder(out, design, plan.sweep_seed, rate)) for rate in design.sweep}
-    if damaged := [str(run.error) for run in runs.values() if run.status == "damaged"]:
-        raise LeadlineError(f"{'; '.join(damaged)}; the same command with --rerun trains the run again")
-    bits = {rate: run.value("bits_per_byte") for rate, run in runs.items()}
-    points = [{"learning_rate": rate, "bits_per_byte": value} for rate, value in bits.items()]
-    known = [(value, rate) for rate, value in bits.items() if value is not None]
-    chosen = min(known)[1] if known else design.learning_rate
-    return {"design": design.name, "points": points, "chosen": chosen, "source": f"this run, seed {plan.sweep_seed}"}
+def _speed(speeds: Mapping[str, Sequence[float]], name: str, baseline: str) -> dict[str, Any] | None:
+    """A design's time for a step over the baseline's, and its seconds by round."""
+    if name not in speeds or baseline not in speeds:
+        return None
+    ratio = ratio_of(speeds[name], speeds[baseline])
+    return {"ratio": ratio.median, "low": ratio.low, "high": ratio.high, "seconds": list(speeds[name])}
 
 
-def run_config(plan: Plan, design: DesignPlan, seed: int, rate: float) -> dict[str, Any]:
-    """The configuration of one run, as plain data."""
-    from leadline.training import RunConfig
-
-    steps = design.tokens // plan.batch_tokens
-    every = max(1, steps // plan.evaluations)
-    config = RunConfig(
-        design=design.name,
-        preset=plan.preset,
-        shape=plan.shape,
-        data=plan.data,
-        tokens=design.tokens,
-        batch_size=plan.batch_size,
-        context=plan.context,
-        learning_rate=rate,
-        seed=seed,
-        evaluate_every=every,
-        evaluate_tokens=plan.evaluate_tokens,
-        checkpoint_every=every,
-        keep=1,
-        precision=plan.precision,
-        backend=plan.backend,
-        device=plan.device,
-    )
-    content: dict[str, Any] = to_dict(config)
-    return content
-
-
-def _cost(plan: Plan, design: DesignPlan) -> float:
-    from leadline.designs import preset_named, resolve
-
-    connection = resolve(design.name).connection_for(plan.shape.get("blocks", preset_named(plan.preset).blocks))
-    cost = COST.get(connection.kind, COST_OF_OTHERS)
-    if getattr(connection, "block_size", 0) is None:
-        cost = COST_OF_ALL_SOURCES
-    return design.tokens * design.flops_per_token * cost
-
-
-def _run(jobs: Sequence[Job], slots: int, threads: int, rerun: bool) -> None:
-    if rerun:
-        start_anew(jobs, lambda folder: read_run(folder).status)
-    if all(job.done for job in jobs):
-        return
-    display = display_for(jobs, slots)
-    try:
-        run_jobs(jobs, slots=slots, threads=threads, display=display)
-    finally:
-        display.close()
+def _row(arm: DesignArm, seed: int, run: RunResult) -> list[Any]:
+    memory = run.value("peak_memory_bytes")
+    values = {
+        **{name: run.value(name) for name in ("loss", "bits_per_byte", "tokens_per_second", "seconds")},
+        "design": arm.name,
+        "seed": seed,
+        "status": "failed" if run.status == "unfinished" else run.status,
+        "learning_rate": arm.learning_rate,
+        "tokens": arm.tokens,
+        "peak_memory_bytes": None if memory is None else int(memory),
+        "error": run.error,
+    }
+    return ["" if values[column] is None else values[column] for column in COLUMNS]

@@ -19,6 +19,7 @@ from leadline.reading import read_json
 if TYPE_CHECKING:
     import torch
 
+    from leadline.training import RunConfig
     from leadline.training.resolve import Run
 
 SPEED_ROUNDS = 6
@@ -46,7 +47,7 @@ def decides(ratio: Median) -> bool:
     return ratio.coverage >= LEVEL and (ratio.low > 1 or ratio.high < 1)
 
 
-def measured_speeds(out: Path, configs: Mapping[str, dict[str, Any]], rounds: int, threads: int) -> Seconds:
+def measured_speeds(out: Path, configs: Mapping[str, RunConfig], rounds: int, threads: int) -> Seconds:
     """Seconds of a training step by design and round, kept in `speed.json`: what is there is not measured again.
 
     Args:
@@ -89,23 +90,21 @@ def _kept(path: Path, asked: Mapping[str, Any]) -> Seconds | None:
     return seconds if same and all(len(of) == asked["rounds"] and min(of) > 0 for of in seconds.values()) else None
 
 
-def _measure(configs: Mapping[str, dict[str, Any]], rounds: int, threads: int) -> Seconds:
+def _measure(configs: Mapping[str, RunConfig], rounds: int, threads: int) -> Seconds:
     import torch
 
-    from leadline.config import from_dict
     from leadline.designs import count_parameters
     from leadline.ops import use_backend
     from leadline.pruning.speed import interleaved, synchronise, torch_threads
-    from leadline.training import RunConfig
     from leadline.training.resolve import decide, usable_device
 
     runs = []
-    for content in configs.values():
-        size = max(1, min(content["batch_size"], MOST_TOKENS // content["context"]))
-        runs.append(decide(from_dict(RunConfig, {**content, "batch_size": size}, "speed")))
+    for config in configs.values():
+        size = max(1, min(config.data.batch_size or 1, MOST_TOKENS // (config.model.context or 1)))
+        runs.append(decide(config.replaced(batch_size=size, grad_accumulation=1)))
     if sum(count_parameters(run.model).total for run in runs) > MOST_PARAMETERS:
         return {}
-    first = runs[0].config
+    first = runs[0].config.runtime
     device = usable_device(first.device)
     warm = 1 if first.backend in ("auto", "reference", "lean") else 2  # one more, in which bodies are compiled
     with torch_threads(threads), use_backend(first.backend):

@@ -40,9 +40,9 @@ def verdict(results: dict[str, Any]) -> dict[str, Any]:
     Args:
         results: the content of results.json, without `verdict`.
     """
-    designs: list[Design] = [d for d in results["designs"] if d["bits_per_byte"] is not None]
+    designs: list[Design] = [d for d in results["arms"] if d["bits_per_byte"] is not None]
     baseline = next((d for d in designs if d["name"] == results["baseline"]), None)
-    sentences = [*_failures(results["designs"]), *_learning_rates(results.get("learning_rates", []))]
+    sentences = [*_failures(results["arms"]), *_learning_rates(results.get("learning_rates", []))]
     if baseline is None:
         headline = f"No verdict: the baseline {results['baseline']} did not finish."
         ranked = sorted(designs, key=_mean)

@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from leadline.experiments.gradient_fan_in.arm import Step
 from leadline.experiments.jobs import Job
 from leadline.pruning.speed import torch_threads
 from leadline.report.words import count, duration
+from leadline.training import RunConfig
 
+STEP_TOKENS = 1024
+MOST_FLOPS = 2e11
+"""A step that costs more is not timed beforehand: that would take longer than it is worth."""
 START = 8.0
 """Seconds that a run takes to start and to write."""
 BESIDE = 1.25
 """Two processes on two cores are slower than one alone, by experience."""
+
+
+class Step(NamedTuple):
+    """A piece of training to be timed: what runs it, and its FLOPs."""
+
+    run: Callable[[], None]
+    flops: float
+
+
+def step_of(config: RunConfig) -> Step | None:
+    """Forward and backward of a decoder; None for large models and for devices other than the CPU."""
+    import torch
+
+    from leadline.designs import count_flops
+    from leadline.models import Decoder
+    from leadline.training.evaluation import loss_of
+    from leadline.training.resolve import decide
+
+    run = decide(config)
+    sequences = max(1, min(run.batch_size, STEP_TOKENS // run.context))
+    flops = count_flops(run.model).training_total * sequences * run.context
+    if config.runtime.device != "cpu" or flops > MOST_FLOPS:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(run.data.vocab_size, (sequences, run.context), generator=generator)
+    with torch.random.fork_rng(devices=[]):
+        model = Decoder(run.model)
+    return Step(run=lambda: loss_of(model(tokens), tokens).backward(), flops=float(flops))
 
 
 def estimate_words(queue: Sequence[Job], slots: int, threads: int, step: Step | None) -> str:

@@ -42,166 +42,126 @@ headline, sentences, judgements  the verdicts
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leadline.errors import LeadlineError
-from leadline.experiments import results as shared
-from leadline.experiments.compare.results import finite
-from leadline.experiments.folder import at_work
-from leadline.experiments.gradient_fan_in.arm import ArmPlan, amount_of
-from leadline.experiments.gradient_fan_in.estimate import estimate_words
+from leadline.designs import resolve
+from leadline.errors import LeadlineError, UsageError
+from leadline.experiments.engine import Experiment, Say
+from leadline.experiments.gradient_fan_in.arms import FanInArm, chosen, decoder_arm, resnet_arm
+from leadline.experiments.gradient_fan_in.config import TOKENS, GfaConfig
+from leadline.experiments.gradient_fan_in.estimate import estimate_words, step_of
 from leadline.experiments.gradient_fan_in.late import against, late_importance
 from leadline.experiments.gradient_fan_in.measure import MEASURE_FILE, MeasureFile
 from leadline.experiments.gradient_fan_in.page import make_page
-from leadline.experiments.gradient_fan_in.plan import GfaPlan
-from leadline.experiments.gradient_fan_in.registry import ARMS
 from leadline.experiments.gradient_fan_in.shares import beside, by_definition, by_phase, fits, shares_of
 from leadline.experiments.gradient_fan_in.statistics import late_count, paired
 from leadline.experiments.gradient_fan_in.verdict import judge
 from leadline.experiments.gradient_fan_in.verdict_fan_in import parts
-from leadline.experiments.jobs import Job, run_jobs
-from leadline.experiments.machine import cores
-from leadline.experiments.progress import display_for
-from leadline.experiments.runs import RunResult, mean_of, measured, read_run
+from leadline.experiments.jobs import Job
+from leadline.experiments.options import budget_of, parse_rates
+from leadline.experiments.results import judged, opening
+from leadline.experiments.runs import RunResult, mean_of, measured
 from leadline.files import check_sum
 from leadline.reading import read_json
+from leadline.report.page import render
+from leadline.training.config import RunConfig, parse_repeat
 from leadline.training.gradient_file import GRADIENT
+from leadline.training.resolve import shape_of
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
 
 SHARES_READ = ("share", "share_per_parameter", "sublayer_share", "steps", "steps_without_gradient")
 """Of a run's `gradient.json`."""
-WORKER = ("-m", "leadline.experiments.gradient_fan_in.worker")
 
 
-class GfaJob(Job):
-    """A run that is done once it is trained and its blocks are measured."""
-
-    @property
-    def done(self) -> bool:
-        """See `Job`."""
-        return all((self.folder / name).is_file() for name in ("summary.json", MEASURE_FILE))
-
-
-def run_study(
-    plan: GfaPlan,
-    out: Path,
-    data: DataSet,
-    *,
-    jobs: int | None = None,
-    threads: int | None = None,
-    command: str = "leadline study gfa",
-    say: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
-    """Trains and measures what is missing, and writes `results.json` and `report.html`.
-
-    Args:
-        jobs: runs at a time; by default two where there are two cores.
-        threads: of each run; by default the cores divided by the jobs.
-        say: is told how long it will take, before it starts.
-
-    Returns:
-        The content of `results.json`; an arm whose runs failed is marked in it.
+class GradientFanIn(Experiment[GfaConfig]):
+    """The study, see `GfaConfig`.
 
     Raises:
-        UsageError: the folder holds something else.
-        LeadlineError: the folder cannot be written.
-        KeyboardInterrupt: interrupted; every run has saved, and the same call goes on.
+        UsageError: an arm, an option or a value is wrong; names it, and what works.
     """
-    slots = min(2, cores()) if jobs is None else jobs
-    threads = max(1, cores() // slots) if threads is None else threads
-    with at_work(out, "gfa", plan):
-        _train(plan, out, slots, threads, say)
-        found = collect(plan, out, data, command)
-        shared.write(found, make_page(found), out)
-    return found
 
+    kind = "gfa"
+    arms: tuple[FanInArm, ...]
 
-def _train(plan: GfaPlan, out: Path, slots: int, threads: int, say: Callable[[str], None]) -> None:
-    queue = [_job(plan, arm, seed, out) for arm in plan.arms for seed in plan.seeds]
-    if all(job.done for job in queue):
-        return
-    steps = (ARMS[arm.name].step(arm) for arm in plan.arms)
-    step = next((step for step in steps if step is not None), None)
-    say(estimate_words(queue, slots, threads, step))
-    display = display_for(queue, slots)
-    try:
-        run_jobs(queue, slots=slots, threads=threads, display=display, worker=(sys.executable, *WORKER))
-    finally:
-        display.close()
+    def __init__(self, config: GfaConfig, data: DataSet, say: Say = lambda text: None) -> None:
+        kinds = chosen(config)
+        blocks = shape_of(config.model).blocks
+        if config.interventions.repeat is None:
+            config = config.replaced(repeat=f"{late_count(blocks)}x2")
+        budget = budget_of(config, data, tiny=TOKENS)
+        rates = parse_rates(config.rates, [kind.name for kind in kinds])
+        arms = [
+            (resnet_arm if kind.loss_per == "image" else decoder_arm)(
+                kind, budget, rates.get(kind.name) or (config.optimizer.lr if kind.loss_per == "byte" else None)
+            )
+            for kind in kinds
+        ]
+        if arms[0].blocks < 3:
+            raise UsageError(f"blocks={arms[0].blocks} is too small; a correlation over blocks takes 3 or more")
+        self.last, _ = parse_repeat(config.interventions.repeat or "")
+        super().__init__(budget, data, arms, say)
+        self.hashes |= {arm.name: arm.data_hash for arm in arms if arm.data_hash}
 
+    def train(self) -> dict[str, str]:
+        """See `Experiment`; says beforehand how long it will take."""
+        return self.work([arm.job(self.out, seed) for arm in self.arms for seed in self.seeds], self._estimate)
 
-def _job(plan: GfaPlan, arm: ArmPlan, seed: int, out: Path) -> Job:
-    return GfaJob(
-        label=f"{arm.name}, seed {seed}",
-        folder=run_folder(out, arm.name, seed),
-        content={"arm": arm.name, "config": {**arm.config, "seed": seed}, "ablation_tokens": plan.ablation_tokens},
-        tokens=arm.tokens,
-        cost=arm.cost,
-        unit=amount_of(ARMS[arm.name].loss_per),
-    )
+    def _estimate(self, queue: Sequence[Job]) -> str:
+        configs = (arm.config for arm in self.arms if isinstance(arm.config, RunConfig))
+        step = next((step for config in configs if (step := step_of(config)) is not None), None)
+        return estimate_words(queue, self.slots, self.threads, step)
 
+    def collect(self, command: str) -> dict[str, Any]:
+        """See `Experiment`."""
+        gathered = {arm.name: self._arm(arm) for arm in self.arms}
+        for arm in self.arms:
+            gathered[arm.name]["against"] = _against(gathered[arm.name], gathered.get(arm.kind.control))
+        config = self.config
+        found = {
+            **opening(self.kind, command, self.data, self.seeds),
+            "design": resolve(config.design).name,
+            "preset": self.budget.preset.name,
+            "blocks": self.arms[0].blocks,
+            "last_blocks": self.last,
+            "repeated": config.interventions.repeat,
+            "ablation_tokens": config.ablation_tokens,
+            "arms": list(gathered.values()),
+        }
+        return judged(found, judge(list(gathered.values()), len(self.seeds), self.last))
 
-def run_folder(out: Path, arm: str, seed: int) -> Path:
-    """Where a run lies."""
-    return out / "runs" / f"{arm}-seed{seed}"
+    def page(self, results: dict[str, Any]) -> str:
+        """See `Experiment`."""
+        return render(make_page(results))
 
-
-def collect(plan: GfaPlan, out: Path, data: DataSet, command: str) -> dict[str, Any]:
-    """The content of `results.json`."""
-    gathered: dict[str, dict[str, Any]] = {}
-    for arm in plan.arms:
-        gathered[arm.name] = _arm(plan, arm, out)
-    for arm in plan.arms:
-        gathered[arm.name]["against"] = _against(gathered[arm.name], gathered.get(arm.control))
-    found: dict[str, Any] = {
-        **shared.opening("gfa", command, data),
-        "design": plan.design,
-        "preset": plan.preset,
-        "blocks": plan.blocks,
-        "seeds": list(plan.seeds),
-        "last_blocks": plan.last,
-        "repeated": plan.repeat,
-        "ablation_tokens": plan.ablation_tokens,
-        "arms": list(gathered.values()),
-    }
-    judged = judge(found["arms"], len(plan.seeds), plan.last)
-    found["headline"], found["sentences"] = judged.headline, list(judged.sentences)
-    found["judgements"] = shared.judgements_as_data(list(judged.judgements))
-    plain: dict[str, Any] = finite(found)
-    return plain
-
-
-def _arm(plan: GfaPlan, arm: ArmPlan, out: Path) -> dict[str, Any]:
-    kind = ARMS[arm.name]
-    results = [read_run(run_folder(out, arm.name, seed)) for seed in plan.seeds]
-    runs = [_run(result, seed, out) for result, seed in zip(results, plan.seeds, strict=True)]
-    done = [run for run in runs if run is not None]
-    found = {
-        "name": arm.name,
-        "summary": kind.summary,
-        "role": kind.role,
-        "control": arm.control,
-        "loss_per": kind.loss_per,
-        **{key: value for key, value in measured(results).items() if key != "depth"},
-        "blocks": arm.blocks,
-        "late_blocks": late_count(arm.blocks),
-        "tokens": arm.tokens,
-        "learning_rate": arm.learning_rate,
-        "parameters": arm.parameters,
-        "flops_per_token": arm.flops_per_token,
-        "runs": runs,
-        **(_correlations(done) if done else NOTHING),
-        "first_share": mean_of([run["share"][0] for run in done]),
-        "late": late_importance(runs, late_count(arm.blocks), min(plan.last, arm.blocks)) if done else None,
-        "against": None,
-    }
-    found["g1"] = {name: parts(pairs) for name, pairs in found["definitions"].items()} if done else None
-    return found
+    def _arm(self, arm: FanInArm) -> dict[str, Any]:
+        kind, results = arm.kind, arm.runs(self.out, self.seeds)
+        runs = [_run(result, seed, self.out) for result, seed in zip(results, self.seeds, strict=True)]
+        done = [run for run in runs if run is not None]
+        found = {
+            "name": arm.name,
+            "summary": kind.summary,
+            "role": kind.role,
+            "control": kind.control,
+            "loss_per": kind.loss_per,
+            **measured(results, depth=False),
+            "blocks": arm.blocks,
+            "late_blocks": late_count(arm.blocks),
+            "tokens": arm.tokens,
+            "learning_rate": arm.learning_rate,
+            "parameters": arm.parameters,
+            "flops_per_token": arm.flops_per_token,
+            "runs": runs,
+            **(_correlations(done) if done else NOTHING),
+            "first_share": mean_of([run["share"][0] for run in done]),
+            "late": late_importance(runs, late_count(arm.blocks), min(self.last, arm.blocks)) if done else None,
+            "against": None,
+        }
+        found["g1"] = {name: parts(pairs) for name, pairs in found["definitions"].items()} if done else None
+        return found
 
 
 def _run(result: RunResult, seed: int, out: Path) -> dict[str, Any] | None:

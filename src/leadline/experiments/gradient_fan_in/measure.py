@@ -12,10 +12,13 @@ exit_weights   the loss's weight after each place, averaged over the run; null w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from leadline.config import from_dict
+from leadline.experiments.worker import on_step, say, train_run
+from leadline.files import write_json_with_sum
 from leadline.probes import LossRise, TokenBatch, fan_in
 from leadline.probes.ablation import sequence_losses
 from leadline.probes.watch import measuring
@@ -48,26 +51,47 @@ class MeasureFile(TypedDict):
 BATCH_TOKENS = 2048
 
 
-def measure_run(folder: Path, config: dict[str, Any], tokens: int) -> dict[str, Any]:
-    """The content of `gfa.json` for a finished run.
+def train_and_measure(folder: Path, job: dict[str, Any]) -> None:
+    """A worker's task for a decoder: trains, then writes `gfa.json`."""
+    _do(folder, lambda: train_run(folder, job["config"]), lambda: measure_run(folder, job["ablation_tokens"]))
 
-    Args:
-        config: of the run.
-        tokens: held-out tokens at most.
-    """
+
+def train_and_measure_images(folder: Path, job: dict[str, Any]) -> None:
+    """A worker's task for a ResNet; the ablation tokens are images."""
+    from leadline.experiments.images import ImageRunConfig, measure_images, train_images
+
+    config = from_dict(ImageRunConfig, job["config"], "job.json")
+    _do(
+        folder,
+        lambda: train_images(config, folder, on_step=on_step()),
+        lambda: measure_images(folder, config, job["ablation_tokens"]),
+    )
+
+
+def _do(folder: Path, train: Callable[[], object], measure: Callable[[], dict[str, Any]]) -> None:
+    if not (folder / "summary.json").is_file():
+        train()
+    if not (folder / MEASURE_FILE).is_file():
+        say("measuring")
+        write_json_with_sum(folder / MEASURE_FILE, measure())
+
+
+def measure_run(folder: Path, tokens: int) -> dict[str, Any]:
+    """The content of `gfa.json` for a finished run, on so many held-out tokens at most."""
     from leadline.data import DataSet, evaluation_batches
     from leadline.training import load_model
     from leadline.training.run_folder import read_run_file
 
     model, _ = load_model(folder)
     described = read_run_file(folder)
-    split = DataSet.resolve(config["data"]).heldout
+    options = described["config"]
+    split = DataSet.resolve(options["data"]).heldout
     context = model.config.context
     batches = list(evaluation_batches(split, max(1, BATCH_TOKENS // context), context, tokens))
-    model = model.to(config["device"])
+    model = model.to(options["device"])
     blocks, order = len(model.config.layers), list(model.config.block_layers)
     skip = described.get("layerskip")
-    weights = skip["exit_weights"] if skip and config["exit_loss"] > 0 else None
+    weights = skip["exit_weights"] if skip and options["exit_loss"] > 0 else None
     return {
         "blocks": blocks,
         "order": order,

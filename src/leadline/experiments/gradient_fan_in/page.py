@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leadline.experiments.gradient_fan_in.arm import amount_of
+from leadline.experiments.gradient_fan_in.arms import amount_of
 from leadline.experiments.gradient_fan_in.pictures import sections
 from leadline.experiments.gradient_fan_in.verdict_fan_in import DECIDES, PARTS
 from leadline.experiments.gradient_fan_in.verdict_late import difference_words, reading_of

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from leadline.experiments.gradient_fan_in.verdict_fan_in import judge_fan_in, outcome_words, say_beside
 from leadline.experiments.gradient_fan_in.verdict_late import WHAT, difference_words, judge_late
-from leadline.experiments.results import Judgement, Outcome
+from leadline.experiments.results import Judged, Judgement, Outcome
 from leadline.report.words import listed
 
 Arm = Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """The finding in a sentence, what else is to be said, and the claims."""
-
-    headline: str
-    sentences: tuple[str, ...]
-    judgements: tuple[Judgement, ...]
 
 
 def judge(arms: Sequence[Arm], seeds: int, last: int) -> Judged:

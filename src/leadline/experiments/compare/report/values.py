@@ -215,7 +215,10 @@ class ReportValues:
             budget=mapping(results.get("budget")),
             preset=mapping(results.get("preset")),
             seeds=items(results.get("seeds")),
-            designs=[DesignValues.read(i, d, baseline) for i, d in enumerate(items(results.get("designs")))],
+            designs=[
+                DesignValues.read(i, d, baseline)
+                for i, d in enumerate(items(results.get("arms") or results.get("designs")))
+            ],
             sweeps=[Sweep.read(s) for s in items(results.get("learning_rates"))],
             headline=text(verdict.get("headline")) or "The comparison has no verdict yet",
             sentences=[text(s) for s in items(verdict.get("sentences"))],

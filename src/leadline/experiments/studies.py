@@ -1,0 +1,27 @@
+"""The studies by the configurations that ask for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from leadline.experiments.cascade.experiment import Cascade
+from leadline.experiments.cascade.plan import CascadeConfig
+from leadline.experiments.engine import Experiment, Say
+from leadline.experiments.gradient_fan_in.config import GfaConfig
+from leadline.experiments.gradient_fan_in.experiment import GradientFanIn
+from leadline.experiments.options import ExperimentConfig
+from leadline.experiments.pruning import Pruning, PruningConfig
+
+if TYPE_CHECKING:
+    from leadline.data import DataSet
+
+STUDIES: dict[type[ExperimentConfig], type[Experiment[Any]]] = {
+    GfaConfig: GradientFanIn,
+    CascadeConfig: Cascade,
+    PruningConfig: Pruning,
+}
+
+
+def study(config: ExperimentConfig, data: DataSet, say: Say = lambda text: None) -> Experiment[Any]:
+    """The study that a configuration asks for, on opened data. Raises UsageError where an option doesn't work."""
+    return STUDIES[type(config)](config, data, say)  # type: ignore[arg-type]
