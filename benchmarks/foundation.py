@@ -79,7 +79,7 @@ def training(work: Path, rounds: int) -> list[dict[str, Any]]:
         plain = leadline_run(work / f"plain{number}", record_every=0)
         recorded = leadline_run(work / f"recorded{number}", record_every=1)
         ratios.append(bare / plain)
-        costs.append(100 * (recorded - plain) / plain / RunConfig(design="prenorm", data="sotu").record_every)
+        costs.append(100 * (recorded - plain) / plain / RunConfig.of("prenorm").logging.record_every)
     return [
         row("PreNorm, tokens/s over those of a bare loop", ratios, "at least 0.97", lambda value: value >= 0.97),
         row("depth record at its default interval, % of time", costs, "at most 2", lambda value: value <= 2),
@@ -90,7 +90,7 @@ def leadline_run(out: Path, *, record_every: int) -> float:
     """Seconds a step, everything between two steps included; the median."""
     ends: list[float] = []
     preset = PRESETS["tiny"]
-    config = RunConfig(
+    config = RunConfig.of(
         design="prenorm",
         data="sotu",
         tokens=STEPS * preset.batch_tokens,

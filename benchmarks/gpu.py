@@ -40,10 +40,11 @@ from leadline.bench.results import Result, versions
 from leadline.bench.rounds import Candidate, run_rounds, timer_for
 from leadline.bench.shapes import BenchShape
 from leadline.bench.table import print_result
+from leadline.choices import Backend
 from leadline.experiments.machine import describe_machine
 from leadline.files import write_json
 from leadline.medians import median_of
-from leadline.ops.choice import Backend, why_not
+from leadline.ops.choice import why_not
 
 EXACT = 1e-9
 TIMES_PLAIN = 2.0

@@ -13,6 +13,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from leadline.errors import UsageError, did_you_mean
@@ -47,7 +48,7 @@ def to_dict(value: Any) -> Any:
         return [to_dict(v) for v in value]
     if isinstance(value, dict):
         return {str(k): to_dict(v) for k, v in value.items()}
-    return value
+    return str(value) if isinstance(value, Path) else value
 
 
 def differing(
@@ -100,6 +101,8 @@ def from_dict(cls: type[T], data: Any, where: str = "configuration") -> T:
 def _read(hint: Any, data: Any, where: str) -> Any:
     if hint is Any:
         return data
+    if hint is Path:
+        return Path(_read_scalar(str, data, where))
     if hint in (int, float, str, bool):  # most of what is read, and quickly found
         return _read_scalar(hint, data, where)
     origin = typing.get_origin(hint)

@@ -128,10 +128,15 @@ def test_a_runs_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     for number in range(8):
         (tmp_path / "text" / f"{number}.txt").write_text("Of the people, by the people, for the people. " * 30)
     prepare([str(tmp_path / "text")], tmp_path / "data", heldout_last=2)
-    config = RunConfig(
+    config = RunConfig.of(
         design="mgr-competitive",
         data=str(tmp_path / "data"),
-        shape={"blocks": 3, "dim": 16, "heads": 2, "kv_heads": 2, "head_dim": 8, "hidden": 24},
+        blocks=3,
+        dim=16,
+        heads=2,
+        kv_heads=2,
+        head_dim=8,
+        hidden=24,
         tokens=64,
         batch_size=2,
         context=32,

@@ -142,8 +142,8 @@ def test_ablation_reads_a_quarter_of_the_tokens_unless_told(data: Path, models: 
 def test_a_run_s_own_record_of_the_gradient_is_shown(data: Path, tmp_path: Path) -> None:
     from leadline.training import RunConfig, train
 
-    config = RunConfig(
-        design="prenorm", data=str(data), shape={"blocks": 2}, context=16, batch_size=2, tokens=64, record_every=0
+    config = RunConfig.of(
+        design="prenorm", data=str(data), blocks=2, context=16, batch_size=2, tokens=64, record_every=0
     )
     train(config, tmp_path / "run")
     run(arguments(data, tmp_path / "out", tmp_path / "run", parts="ablation"))
@@ -157,9 +157,7 @@ def test_a_run_s_own_record_of_the_gradient_is_shown(data: Path, tmp_path: Path)
 def test_a_repeated_block_s_share_stands_at_its_places(data: Path, tmp_path: Path) -> None:
     from leadline.training import RunConfig, train
 
-    config = RunConfig(
-        design="prenorm", data=str(data), shape={"blocks": 3}, context=16, batch_size=2, tokens=64, repeat="2x2"
-    )
+    config = RunConfig.of(design="prenorm", data=str(data), blocks=3, context=16, batch_size=2, tokens=64, repeat="2x2")
     train(config, tmp_path / "run")
     run(arguments(data, tmp_path / "out", tmp_path / "run", parts="ablation"))
     (found,) = json.loads((tmp_path / "out" / "results.json").read_text())["models"]
@@ -335,14 +333,14 @@ def test_an_untrained_model_is_said_to_guess_and_a_trained_one_is_not(
     prepare(str(tmp_path / "text"), tmp_path / "data", tokenizer="bytes", heldout=0.5)
     shape = {"blocks": 5, "dim": 24, "heads": 2, "kv_heads": 2, "head_dim": 12, "hidden": 32}
     for name, steps, rate in (("untrained", 1, 1e-9), ("trained", 60, 0.01)):
-        config = RunConfig(
+        config = RunConfig.of(
             design="prenorm",
             data=str(tmp_path / "data"),
-            shape=shape,
+            **shape,
             context=32,
             batch_size=8,
             tokens=256 * steps,
-            learning_rate=rate,
+            lr=rate,
             record_every=0,
         )
         train(config, tmp_path / name)

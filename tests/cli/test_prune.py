@@ -35,9 +35,9 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folders = []
     for seed in range(2):
         out = tmp_path_factory.mktemp("runs") / f"seed{seed}"
-        config = RunConfig(
-            design="prenorm", data=str(data), shape=SHAPE, batch_size=4, context=16, tokens=256, seed=seed,
-            learning_rate=0.02,
+        config = RunConfig.of(
+            design="prenorm", data=str(data), **SHAPE, batch_size=4, context=16, tokens=256, seed=seed,
+            lr=0.02,
         )  # fmt: skip
         train(config, out)
         folders.append(out)

@@ -107,14 +107,14 @@ def test_options_reach_the_run(tmp_path: Path) -> None:
     assert (config.batch_size, config.clip, config.schedule, config.decay_embeddings) == (7, None, "wsd", True)
     assert (config.evaluate_tokens, config.final_fraction) == (1000, 0.0)
     defaults = configuration(plain)
-    assert defaults == RunConfig(design="mgr", data="sotu")
+    assert defaults == RunConfig.of(design="mgr", data="sotu")
 
 
 def test_what_a_run_will_do_is_said_before_it(data: Path) -> None:
     def lines(**more: Any) -> list[str]:
         shape = {"blocks": 2, "dim": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "hidden": 12}
         chosen = {"context": 16, "batch_size": 2, "tokens": 96, **more}
-        return plan_lines(decide(RunConfig(design="prenorm", data=str(data), shape=shape, **chosen)))
+        return plan_lines(decide(RunConfig.of(design="prenorm", data=str(data), **shape, **chosen)))
 
     # The text has 19 windows of 16 tokens.
     assert lines()[0] == "3 steps of 32 tokens"

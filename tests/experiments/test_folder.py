@@ -1,68 +1,72 @@
-"""A study's folder: one plan, one process, and nothing else in it."""
+"""An experiment's folder: one configuration, one process, and nothing else in it."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from leadline.errors import LeadlineError, UsageError
 from leadline.experiments.folder import at_work
+from leadline.experiments.options import ExperimentConfig
+
+HASHES = {"data": "12ab"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    seeds: tuple[int, ...] = (0, 1)
-    tokens: int = 100
-    shape: dict[str, int] = dataclasses.field(default_factory=dict)
+def working(out: Path, kind: str = "toy", hashes: dict[str, str] = HASHES, **more: Any) -> AbstractContextManager[None]:
+    return at_work(out, kind, ExperimentConfig().replaced(**{"tokens": 100, **more}), hashes)
 
 
-def test_the_same_plan_goes_on_and_another_is_an_error(tmp_path: Path) -> None:
+def test_the_same_experiment_resumes_and_another_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "new" / "study"
-    with at_work(out, "toy", Plan()):
-        assert json.loads((out / "study.json").read_text())["tokens"] == 100
+    with working(out):
+        assert json.loads((out / "experiment.json").read_text())["config"]["data"]["tokens"] == 100
         (out / "work").touch()
-    with at_work(out, "toy", Plan()):
-        assert (out / "work").exists()
-    with pytest.raises(UsageError, match="tokens is 100 there and 200 here"), at_work(out, "toy", Plan(tokens=200)):
-        pass
-    with pytest.raises(UsageError, match="seeds 2 is 1 there and unset here"), at_work(out, "toy", Plan(seeds=(0,))):
-        pass
-    with (
-        pytest.raises(UsageError, match="shape dim is unset there and 3 here"),
-        at_work(out, "toy", Plan(shape={"dim": 3})),
+    with working(out, jobs=3, threads=1, rerun=True):
+        assert (out / "work").exists(), "what decides nothing may differ"
+    for more, message in (
+        ({"tokens": 200}, "tokens is 100 there and 200 here"),
+        ({"seeds": "2"}, "seeds is 3 there and 2 here"),
+        ({"dim": 4}, "dim is None there and 4 here"),
+        ({"kind": "other"}, "experiment is toy there and other here"),
+        ({"hashes": {"data": "34cd"}}, "hashes data is 12ab there and 34cd here"),
     ):
-        pass
-    with pytest.raises(UsageError, match="study is toy there and other here"), at_work(out, "other", Plan()):
-        pass
+        with pytest.raises(UsageError, match=message), working(out, **more):
+            pass
 
 
-def test_what_is_no_study_is_left_alone(tmp_path: Path) -> None:
+def test_what_is_no_experiment_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match="holds something that is no study"), at_work(tmp_path, "toy", Plan()):
+    with pytest.raises(UsageError, match="holds something that is not an experiment"), working(tmp_path):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    with pytest.raises(UsageError, match="is a file"), at_work(tmp_path / "mine.txt", "toy", Plan()):
+    with pytest.raises(UsageError, match="is a file"), working(tmp_path / "mine.txt"):
         pass
     broken = tmp_path / "broken"
     broken.mkdir()
     for content in ("{", "[]", "[" * 5000, "\ud800"):
-        (broken / "study.json").write_text(content, errors="surrogatepass")
-        with (
-            pytest.raises(LeadlineError, match=r"study\.json is damaged.*give another --out"),
-            at_work(broken, "toy", Plan()),
-        ):
+        (broken / "experiment.json").write_text(content, errors="surrogatepass")
+        with pytest.raises(LeadlineError, match=r"experiment\.json is damaged.*give another --out"), working(broken):
             pass
+
+
+@pytest.mark.parametrize("name", ["compare.json", "study.json"])
+def test_an_experiment_of_an_earlier_version_says_what_to_do(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UsageError, match=r"of an earlier version, which can't be resumed.* Name a new folder"):
+        working(tmp_path).__enter__()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_one_process_at_a_time_and_sigterm_is_ctrl_c(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with at_work(tmp_path, "toy", Plan()):
-        with pytest.raises(LeadlineError, match="another leadline study is at work"), at_work(tmp_path, "toy", Plan()):
+    with working(tmp_path):
+        with pytest.raises(LeadlineError, match="another leadline toy is at work"), working(tmp_path):
             pass
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from leadline.config import from_dict, to_dict
+from leadline.config import to_dict
+from leadline.data import DataSet
 from leadline.data.images import ImageBatch, evaluation_images
 from leadline.errors import LeadlineError, UsageError
-from leadline.experiments.gradient_fan_in.plan import GfaWish
-from leadline.experiments.gradient_fan_in.resnet_arm import RESNET_ARM, ResNetArm
+from leadline.experiments.gradient_fan_in.config import GfaConfig
+from leadline.experiments.gradient_fan_in.experiment import GradientFanIn
+from leadline.experiments.gradient_fan_in.measure import train_and_measure_images
 from leadline.experiments.images import ImageRunConfig, measure_images, run_images, train_images
 from leadline.experiments.images.measuring import correlations
 from leadline.experiments.images.training import ImageTrainer, evaluate_images, make_sgd
@@ -232,31 +234,33 @@ def test_images_too_small_for_the_stem_say_what_works():
     assert TINY.model(TINY.open_images()).stem == "small"
 
 
-def test_the_arm_plans_trains_and_measures(tmp_path, one_run):
-    _, results = one_run
-    arm = ResNetArm(size=8, width=4)
-    plan = arm.plan(GfaWish(steps=20, evaluations=2, details=2, device="cpu"), None, 0.02)
-    assert (plan.name, plan.blocks, plan.tokens, plan.learning_rate) == ("resnet50", 16, 640, 0.02)
-    assert plan.parameters == results["summary"]["parameters"]
-    assert plan.flops_per_token == results["summary"]["flops_per_token"]
-    config = to_dict(from_dict(ImageRunConfig, json.loads(json.dumps(plan.config))))
-    assert config["steps"] == 20
-    config = {**to_dict(TINY), "seed": 0}
+def arm_of(**options):
+    (arm,) = GradientFanIn(GfaConfig(arms="resnet50").replaced(**options), DataSet.resolve("sotu")).arms
+    return arm
+
+
+def test_the_arm_plans_trains_and_measures(tmp_path):
+    arm = arm_of(steps=20, evaluations=2, details=2)
+    assert (arm.name, arm.blocks, arm.tokens, arm.learning_rate) == ("resnet50", 16, 640, 0.02)
+    assert (arm.config.steps, arm.config.evaluate_every, arm.config.gradient_every) == (20, 10, 10)
+    assert arm.parameters == sum(p.numel() for p in ResNet(arm.config.model(arm.config.open_images())).parameters())
     folder = tmp_path / "resnet50-seed0"
     folder.mkdir()
     (folder / "job.json").write_text("{}")
-    arm.train(folder, {**config, "layers": [1, 1], "steps": 4, "gradient_every": 0})
-    found = arm.measure(folder, {**config, "layers": [1, 1], "steps": 4}, 50)
+    small = dataclasses.replace(TINY, layers=(1, 1), steps=4, gradient_every=0)
+    train_and_measure_images(folder, {"config": to_dict(small), "ablation_tokens": 50})
+    found = json.loads((folder / "gfa.json").read_text())
     assert found["blocks"] == 2
     assert found["tokens"] == 50
     assert set(found) >= {"order", "loss", "delta", "place_delta", "fan_in", "exit_weights"}
 
 
 def test_the_arm_takes_as_many_steps_as_the_others():
-    arm = ResNetArm(size=8, width=4)
-    assert arm.plan(GfaWish(tokens=1000, batch_size=4, context=50), None, None).config["steps"] == 5
-    assert arm.plan(GfaWish(steps=7), None, None).config["learning_rate"] == ImageRunConfig().learning_rate
-    assert RESNET_ARM.width == 16
+    assert arm_of(tokens=1000, batch_size=4, context=50).config.steps == 5
+    assert arm_of(steps=7).learning_rate == ImageRunConfig().learning_rate
+    assert arm_of(steps=7, lr=0.5).learning_rate == ImageRunConfig().learning_rate, "a decoder's rate is none of its"
+    assert arm_of(steps=7, rates="resnet50=0.5").learning_rate == 0.5
+    assert arm_of(steps=7).config.width == 16
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):

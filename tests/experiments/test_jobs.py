@@ -82,7 +82,14 @@ class Listener:
 
 def jobs(tmp_path: Path, **contents: dict[str, Any]) -> list[Job]:
     return [
-        Job(label=name, folder=tmp_path / name, content=content, tokens=10, cost=content.get("cost", 1.0))
+        Job(
+            label=name,
+            folder=tmp_path / name,
+            content=content,
+            tokens=10,
+            cost=content.get("cost", 1.0),
+            files=("probes.json",),
+        )
         for name, content in contents.items()
     ]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from leadline.experiments.jobs import Job
-from leadline.experiments.progress import TRAINING_SHARE, LiveDisplay, PlainDisplay, Tracker, duration
+from leadline.experiments.progress import TRAINING_SHARE, LiveDisplay, PlainDisplay, Tracker
+from leadline.report.words import duration
 
 
 class Clock:
@@ -102,7 +103,7 @@ def test_plain_lines_are_rare(tmp_path: Path) -> None:
 
 
 def test_durations() -> None:
-    assert [duration(s) for s in (None, 9.4, 250, 7260)] == ["…", "9 s", "4 min 10 s", "2 h 1 min"]
+    assert [duration(s) for s in (None, 9.4, 250, 7260)] == ["–", "9 s", "4 min 10 s", "2 h 1 min"]
 
 
 def test_the_table_of_a_terminal(tmp_path: Path) -> None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from leadline.cli.main import main
 from leadline.data import DataSet
-from leadline.errors import LeadlineError, UsageError
-from leadline.experiments.pruning import PruningWish, asked, judged, make_plan
+from leadline.errors import UsageError
+from leadline.experiments.pruning.config import PruningConfig
+from leadline.experiments.pruning.experiment import Pruning
+from leadline.experiments.results import Judgement
 from leadline.experiments.statistics import SMALLEST_EFFECT
-from leadline.pruning.tasks import Question, Task
 from leadline.training.gradient_steps import DEFINITIONS
+
+
+def study(**options: Any) -> Pruning:
+    return Pruning(PruningConfig().replaced(**options), DataSet.resolve("sotu"))
 
 
 @pytest.mark.parametrize(
@@ -21,30 +27,31 @@ from leadline.training.gradient_steps import DEFINITIONS
     [
         ({"seeds": "1"}, "2 or more"),
         ({"blocks": 1}, "2 or more work"),
-        ({"tokens": 0}, "--tokens 0"),
-        ({"ratios": (0.2, 1.0)}, "between 0 and 1"),
-        ({"criteria": ("cpf",)}, "cfp"),
-        ({"unit": "head"}, "block"),
+        ({"tokens": 0}, "tokens=0"),
+        ({"sweep": "0.2,1.0"}, "between 0 and 1"),
+        ({"criteria": "cpf"}, "cfp"),
+        ({"unit": "head"}, "unit=head is not known; block and sublayer work"),
+        ({"sweep": "some"}, "sweep='some' is not a list of numbers"),
         ({"design": "prenrom"}, "prenorm"),
-        ({"blocks": 4, "ratios": (0.01,)}, "--sweep 0.01 of 4 blocks is none"),
+        ({"blocks": 4, "sweep": "0.01"}, "--sweep 0.01 of 4 blocks is none"),
         ({"blocks": 4, "protect_first": 4}, "protect all of 4 blocks"),
-        ({"blocks": 4, "ratios": (0.5,), "protect_first": 3}, "leave 1 to choose from"),
-        ({"unit": "sublayer", "criteria": ("angular",)}, "contiguous"),
-        ({"normalised": True, "criteria": ("taylor",)}, "leave --normalised out"),
-        ({"learning_rate": 0.0}, "--lr 0 is out of range"),
-        ({"learning_rate": float("nan")}, "--lr nan is out of range"),
-        ({"backend": "compiled", "device": "cuda:0"}, "--backend compiled can't run here"),
+        ({"blocks": 4, "sweep": "0.5", "protect_first": 3}, "leave 1 to choose from"),
+        ({"unit": "sublayer", "criteria": "angular"}, "contiguous"),
+        ({"normalised": True, "criteria": "taylor"}, "leave --normalised out"),
+        ({"lr": 0.0}, "lr=0 is out of range"),
+        ({"lr": float("nan")}, "lr=nan is out of range"),
+        ({"backend": "triton"}, "--backend triton"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_trained(changes: dict, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        make_plan(PruningWish(**changes), DataSet.resolve("sotu"))
+        study(**changes)
 
 
 def test_tokens_are_whole_steps() -> None:
-    plan = make_plan(PruningWish(tokens=1500, blocks=4, ratios=(0.5,)), DataSet.resolve("sotu"))
-    assert plan.tokens == 2048
-    assert plan.shape == {"blocks": 4}
+    (arm,) = study(tokens=1500, blocks=4, sweep="0.5").arms
+    assert arm.tokens == arm.config.data.tokens == 2048
+    assert arm.config.model.blocks == 4
 
 
 @pytest.mark.parametrize(
@@ -59,46 +66,40 @@ def test_tokens_are_whole_steps() -> None:
     ],
 )
 def test_the_sweeps_verdict_is_the_studys(word: str, tone: str) -> None:
-    found = judged({"claim": "C1", "verdict": word, "evidence": "Loss."})
-    assert (found.outcome, found.evidence, found.shown().tone) == (word, "Loss.", tone)
+    found = Judgement(claim="C1", paper="", outcome=word, evidence="Loss.")  # type: ignore[arg-type]
+    assert (found.shown().verdict, found.shown().tone) == (word, tone)
 
 
-def task(answer: int = 0, name: str = "marks") -> Task:
-    return Task(name=name, questions=(Question(question="By the ", choices=("deep", "mark"), answer=answer, line=1),))
+def questions(path: Path, answer: int = 0, choices: tuple[str, str] = ("deep", "mark")) -> Path:
+    path.write_text(json.dumps({"question": "By the ", "choices": choices, "answer": answer}))
+    return path
 
 
-def test_a_plan_holds_the_questions() -> None:
-    data = DataSet.resolve("sotu")
-    plans = [make_plan(PruningWish(task=one), data) for one in (task(), task(), task(1), None)]
-    assert plans[0] == plans[1]
-    assert plans[0].task_hash != plans[2].task_hash
-    assert (plans[0].task, plans[3].task, plans[3].task_hash) == ("marks", None, None)
-    assert asked(plans[0], task()).task == task()
-    for other in (task(1), None):
-        with pytest.raises(UsageError, match="the plan's task is marks, with other questions"):
-            asked(plans[0], other)
+def test_a_study_holds_the_questions(tmp_path: Path) -> None:
+    paths = [questions(tmp_path / f"{name}.jsonl", answer) for name, answer in (("a", 0), ("b", 0), ("c", 1))]
+    hashes = [study(task=path).hashes for path in paths]
+    assert study().hashes == {"data": hashes[0]["data"]}
+    assert hashes[0]["task"] != hashes[2]["task"]
 
 
-def test_a_choice_without_tokens_is_said_before_anything_is_trained() -> None:
-    nothing = Task(name="none", questions=(Question(question="?", choices=("a", ""), answer=0, line=4),))
-    with pytest.raises(LeadlineError, match="--task, line 4: the choice '' has no tokens"):
-        make_plan(PruningWish(task=nothing), DataSet.resolve("sotu"))
+def test_a_choice_without_tokens_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.jsonl, line 1 is no question: choices should be .* none empty"):
+        study(task=questions(tmp_path / "none.jsonl", choices=("a", "")))
 
 
 def test_a_small_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, questions = tmp_path / "study", tmp_path / "marks.jsonl"
-    questions.write_text(json.dumps({"question": "By the ", "choices": ["deep", "mark"], "answer": 0}))
+    out, asked = tmp_path / "study", questions(tmp_path / "marks.jsonl")
     options = ["study", "pruning", "--blocks", "3", "--tokens", "3k", "--seeds", "2", "--sweep", "0.34,0.67"]
-    options += ["--unit", "sublayer", "--normalised", "--task", str(questions)]
+    options += ["--unit", "sublayer", "--normalised", "--task", str(asked)]
     options += ["--criteria", "cfp,magnitude", "--evaluate-tokens", "512", "--calibration-tokens", "256"]
     assert main([*options, "--out", str(out)]) == 0
     assert "C1" in capsys.readouterr().out
     results = json.loads((out / "results.json").read_text())
-    assert results["study"] == "pruning"
+    assert results["experiment"] == "pruning"
     assert set(results["sweep"]["criteria"]) == {"cfp", "magnitude"}
     assert [point["count"] for point in results["sweep"]["criteria"]["cfp"]["points"]] == [2, 4]
     assert results["sweep"]["task"] == {"name": "marks", "questions": 1}
-    assert results["plan"]["normalised"] is True
+    assert json.loads((out / "experiment.json").read_text())["config"]["normalised"] is True
     assert results["command"].endswith(f" --out {out}")
     assert " --normalised " in results["command"]
     assert results["sweep"]["seeds_are"] == "models"
@@ -130,6 +131,6 @@ def test_a_small_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert (out / "runs" / "prenorm-seed1" / "summary.json").stat().st_mtime_ns == trained
     assert main([*options, "--protect-first", "1", "--out", str(out)]) == 2
     assert "protect first is 0 there and 1 here" in capsys.readouterr().err
-    questions.write_text(json.dumps({"question": "By the ", "choices": ["deep", "mark"], "answer": 1}))
+    questions(asked, answer=1)
     assert main([*options, "--out", str(out)]) == 2
-    assert "task hash is " in capsys.readouterr().err
+    assert "hashes task is " in capsys.readouterr().err

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from leadline.choices import Backend
 from leadline.errors import UsageError
-from leadline.ops.choice import Backend
 from leadline.ops.stream_mixing import birkhoff, hyper_read, manifold_read, sinkhorn, write_streams
 from leadline.ops.stream_mixing.reference import permutations
 

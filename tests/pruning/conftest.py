@@ -37,14 +37,14 @@ def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     def run(design: str = "prenorm", seed: int = 0) -> Path:
         if (design, seed) not in made:
             out = tmp_path_factory.mktemp("runs") / "run"
-            config = RunConfig(
+            config = RunConfig.of(
                 design=design,
                 data=str(text),
-                shape=SHAPE,
+                **SHAPE,
                 batch_size=4,
                 context=16,
                 tokens=4 * 64,
-                learning_rate=0.02,
+                lr=0.02,
                 evaluate_tokens=256,
                 seed=seed,
             )

@@ -327,15 +327,20 @@ def test_a_block_that_repeats_goes_with_all_its_runs(trained: Any, tmp_path: Pat
 @pytest.mark.parametrize("design", ["prenorm", "attnres"])
 @pytest.mark.parametrize("unit", ["block", "sublayer"])
 def test_a_model_that_repeats_is_cut_by_its_record(design: str, unit: str, trained: Any, tmp_path: Path) -> None:
-    config = RunConfig(
+    config = RunConfig.of(
         design=design,
         data=str(trained.data),
-        shape={"blocks": 3, "dim": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "hidden": 12},
+        blocks=3,
+        dim=8,
+        heads=2,
+        kv_heads=1,
+        head_dim=4,
+        hidden=12,
         repeat="2x3",
         batch_size=4,
         context=16,
         tokens=128,
-        learning_rate=0.02,
+        lr=0.02,
         evaluate_tokens=64,
     )
     train(config, tmp_path / "run")

@@ -33,9 +33,10 @@ def config(data: Path) -> Config:
     """`config(design, steps=6, **fields)`: two sequences of 16 tokens in a step."""
 
     def make(design: str = "prenorm", *, steps: int = 6, **fields: Any) -> RunConfig:
-        chosen: dict[str, Any] = {"shape": SHAPE, "batch_size": 2, "context": 16, "learning_rate": 0.01, **fields}
+        shape = fields.pop("shape", SHAPE)
+        chosen: dict[str, Any] = {"batch_size": 2, "context": 16, "lr": 0.01, **shape, **fields}
         tokens = steps * chosen["batch_size"] * chosen["context"]
-        return RunConfig(design=design, data=str(data), tokens=tokens, **chosen)
+        return RunConfig.of(design=design, data=str(data), tokens=tokens, **chosen)
 
     return make
 

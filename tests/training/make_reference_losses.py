@@ -50,14 +50,14 @@ def prepare_text(folder: Path) -> Path:
 
 def losses(design: str, data: Path, out: Path) -> list[float]:
     """The training loss of each step, and the held-out loss at the end."""
-    config = RunConfig(
+    config = RunConfig.of(
         design=design,
         data=str(data),
-        shape=SHAPE if resolve(design).taper.uniform else TAPERED,
+        **(SHAPE if resolve(design).taper.uniform else TAPERED),
         tokens=STEPS * BATCH * CONTEXT,
         batch_size=BATCH,
         context=CONTEXT,
-        learning_rate=0.01,
+        lr=0.01,
         record_every=0,
         evaluate_tokens=65536,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -104,7 +103,7 @@ def test_a_damaged_summary(config: Any, run: Path) -> None:
     ("fields", "message"),
     [
         ({"design": "prenorm"}, "--design bhyt, not prenorm"),
-        ({"learning_rate": 0.02}, "--lr 0.01, not 0.02"),
+        ({"lr": 0.02}, "--lr 0.01, not 0.02"),
         ({"seed": 3}, "--seed 0, not 3"),
         ({"clip": None}, "--clip 1.0, not unset"),
         ({"steps": 7}, "--tokens 192, not 224"),
@@ -120,7 +119,7 @@ def test_another_configuration(config: Any, run: Path, fields: dict[str, Any], m
 
 def test_options_that_may_change(config: Any, run: Path, data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path / "moved")
-    changed = dataclasses.replace(config("bhyt"), keep=1, checkpoint_every=1, data=str(tmp_path / "moved"))
+    changed = config("bhyt").replaced(keep=1, checkpoint_every=1, data=str(tmp_path / "moved"))
     assert train(changed, run).steps == 6
 
 
@@ -132,7 +131,7 @@ def test_other_data(config: Any, run: Path, tmp_path: Path) -> None:
         (tmp_path / "other" / f"{number}.txt").write_text("Something else altogether. " * 10)
     prepare([tmp_path / "other"], tmp_path / "set", heldout_last=1)
     with pytest.raises(UsageError, match="a run on other data"):
-        train(dataclasses.replace(config("bhyt"), data=str(tmp_path / "set")), run)
+        train(config("bhyt").replaced(data=str(tmp_path / "set")), run)
 
 
 def test_never_resume(config: Any, run: Path) -> None:

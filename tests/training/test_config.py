@@ -18,41 +18,51 @@ from leadline.training.resolve import decide, usable_device
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"tokens": 0}, "--tokens 0 is too small"),
-        ({"batch_size": 0}, "--batch-size 0"),
-        ({"context": -1}, "--context -1"),
-        ({"accumulation": 0}, "--accumulation 0"),
-        ({"evaluate_every": 0}, "--evaluate-every 0"),
-        ({"evaluate_tokens": 0}, "--evaluate-tokens 0"),
-        ({"checkpoint_every": 0}, "--checkpoint-every 0"),
-        ({"keep": 0}, "--keep 0"),
-        ({"record_every": -1}, "--record-every -1 .* 0 records nothing"),
-        ({"warmup": 1.5}, "--warmup 1.5 .* 0 to 1"),
-        ({"final_fraction": -0.1}, "--final-fraction -0.1"),
-        ({"schedule": "wsd", "warmup": 0.6, "decay": 0.6}, "--warmup 0.6 and --decay 0.6"),
-        ({"schedule": "linear"}, "--schedule linear .* cosine and wsd work"),
-        ({"precision": "float16"}, "--precision float16 .* float32 and bfloat16 work"),
-        ({"learning_rate": 0.0}, "--lr 0 "),
-        ({"learning_rate": math.nan}, "--lr nan"),
-        ({"clip": -1.0}, "--clip -1"),
-        ({"weight_decay": math.inf}, "--weight-decay inf"),
-        ({"seed": -1}, "--seed -1"),
-        ({"optimizer": "adam"}, "--optimizer adam is not known; adamw and sgd work"),
-        ({"momentum": 1.0}, "--momentum 1 is out of range; 0 or more and less than 1 work"),
-        ({"layer_dropout": 1.0}, "--layer-dropout 1 "),
-        ({"layer_dropout": math.nan}, "--layer-dropout nan "),
-        ({"exit_loss": -0.5}, "--exit-loss -0.5 .* 0 has no exits"),
-        ({"exit_loss": math.inf}, "--exit-loss inf"),
-        ({"exit_curriculum": "none"}, "--exit-curriculum none .* rotational, gradual and all work"),
-        ({"exit_weights": "late"}, "--exit-weights late .* even and depth work"),
-        ({"exit_every": 0}, "--exit-every 0 is too small"),
-        ({"exit_every": 2, "exit_curriculum": "all"}, "--exit-every belongs to --exit-curriculum rotational"),
-        ({"gradient_from": 0}, "--gradient-from 0 is too small"),
-        ({"gradient_from": 5, "gradient_until": 4}, "--gradient-from 5 is after --gradient-until 4"),
-        ({"gradient_every": -1}, "--gradient-every -1 .* 0 records nothing"),
-        ({"repeat": "4"}, "--repeat '4' does not work; 4x2 runs the last 4 blocks twice"),
-        ({"repeat": "0x2"}, "--repeat '0x2'"),
-        ({"repeat": "4x1"}, "--repeat '4x1'"),
+        ({"tokens": 0}, "tokens=0 is too small"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"context": -1}, "context=-1"),
+        ({"grad_accumulation": 0}, "accumulation=0"),
+        ({"evaluate_every": 0}, "evaluate_every=0"),
+        ({"evaluate_tokens": 0}, "evaluate_tokens=0"),
+        ({"checkpoint_every": 0}, "checkpoint_every=0"),
+        ({"keep": 0}, "keep=0"),
+        ({"record_every": -1}, "record_every=-1 is too small; 0 or more work"),
+        ({"warmup": 1.5}, "warmup=1.5 .* 0 to 1"),
+        ({"final_fraction": -0.1}, "final_fraction=-0.1"),
+        ({"schedule": "wsd", "warmup": 0.6, "decay": 0.6}, "warmup=0.6 and decay=0.6"),
+        ({"schedule": "linear"}, "schedule=linear .* cosine and wsd work"),
+        ({"precision": "float16"}, "precision=float16 .* float32 and bfloat16 work"),
+        ({"lr": 0.0}, "lr=0 "),
+        ({"lr": math.nan}, "lr=nan"),
+        ({"clip": -1.0}, "clip=-1"),
+        ({"weight_decay": math.inf}, "weight_decay=inf"),
+        ({"seed": -1}, "seed=-1"),
+        ({"optimizer": "adam"}, "optimizer=adam is not known; adamw and sgd work"),
+        ({"momentum": 1.0}, "momentum=1 is out of range; 0 or more and less than 1 work"),
+        ({"layer_dropout": 1.0}, "layer_dropout=1 "),
+        ({"layer_dropout": math.nan}, "layer_dropout=nan "),
+        ({"exit_loss": -0.5}, "exit_loss=-0.5 is out of range; a finite number, 0 or more, works"),
+        ({"exit_loss": math.inf}, "exit_loss=inf"),
+        ({"exit_loss": 1.0, "exit_curriculum": "none"}, "exit_curriculum=none .* rotational, gradual and all work"),
+        ({"exit_loss": 1.0, "exit_weights": "late"}, "exit_weights=late .* even and depth work"),
+        ({"exit_every": 0}, "exit_every=0 is too small"),
+        (
+            {"exit_loss": 1.0, "exit_every": 2, "exit_curriculum": "all"},
+            "exit_every=2 belongs to exit_curriculum=rotational",
+        ),
+        ({"exit_every": 2}, "exit_every=2 does nothing without exit_loss=1; give both"),
+        ({"decay": 0.1}, "decay=0.1 does nothing without schedule=wsd"),
+        ({"momentum": 0.5}, "momentum=0.5 does nothing without optimizer=sgd"),
+        ({"tokens": 5, "steps": 5}, "both say how long to train"),
+        ({"tokens": "1k"}, "tokens='1k' is not a whole number"),
+        ({"decay_embeddings": True, "weight_decay": 0.0}, "decay_embeddings=True does nothing"),
+        ({"recompute": True}, "'recompute' is not an option"),
+        ({"gradient_from": 0}, "gradient_from=0 is too small"),
+        ({"gradient_from": 5, "gradient_until": 4}, "gradient_from=5 is after gradient_until=4"),
+        ({"gradient_every": -1}, "gradient_every=-1 is too small; 0 or more work"),
+        ({"repeat": "4"}, "repeat='4' does not work; 4x2 runs the last 4 blocks twice"),
+        ({"repeat": "0x2"}, "repeat='0x2'"),
+        ({"repeat": "4x1"}, "repeat='4x1'"),
         ({"compile": True, "layer_dropout": 0.1}, "--layer-dropout .* leave out one of the two"),
         ({"compile": True, "compile_blocks": True}, "--compile takes the whole model and --compile-blocks each block"),
         ({"compile": True, "exit_loss": 0.1}, "--exit-curriculum rotational .* --exit-curriculum all works"),
@@ -60,7 +70,7 @@ from leadline.training.resolve import decide, usable_device
 )
 def test_values_out_of_range(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        RunConfig(design="prenorm", data="sotu", **fields)
+        RunConfig.of(design="prenorm", data="sotu", **fields)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +80,7 @@ def test_values_out_of_range(fields: dict[str, Any], message: str) -> None:
         ({"preset": "tini"}, "Did you mean tiny"),
         ({"shape": {"block": 2}}, "Did you mean blocks"),
         ({"shape": {"blocks": 0}}, "blocks=0"),
-        ({"accumulation": 3}, "--accumulation 3 does not divide the batch size of 2"),
+        ({"grad_accumulation": 3}, "accumulation=3 does not divide the batch size of 2"),
         ({"context": 4096}, "too short for one sequence"),
     ],
 )
@@ -81,7 +91,7 @@ def test_values_that_do_not_fit_together(config: Any, fields: dict[str, Any], me
 
 def test_no_such_data(tmp_path: Path) -> None:
     with pytest.raises(LeadlineError, match="nowhere"):
-        decide(RunConfig(design="prenorm", data=str(tmp_path / "nowhere")))
+        decide(RunConfig.of(design="prenorm", data=str(tmp_path / "nowhere")))
 
 
 def test_no_such_device() -> None:
@@ -92,14 +102,14 @@ def test_no_such_device() -> None:
 
 
 def test_everything_is_decided(config: Any) -> None:
-    run = decide(config("mgr", steps=7, preset="Tiny", learning_rate=None))
+    run = decide(config("mgr", steps=7, preset="Tiny", lr=None))
     assert run.config.design == "mgr-competitive"
-    assert run.config.preset == "tiny"
-    assert run.config.tokens == 7 * 2 * 16
+    assert run.config.model.preset == "tiny"
+    assert run.config.data.tokens == 7 * 2 * 16
     assert run.steps == 7
-    assert run.config.evaluate_every == 1
-    assert run.learning_rate == run.config.learning_rate > 0
-    assert "kv_heads" in run.config.shape
+    assert run.config.logging.evaluate_every == 1
+    assert run.learning_rate == (run.config.optimizer.lr or 0) > 0
+    assert "kv_heads" in run.config.model.shape
     assert from_dict(RunConfig, to_dict(run.config)) == run.config
 
 
@@ -114,7 +124,7 @@ def test_an_evaluation_costs_at_most_a_fifth_of_the_steps_between_two(config: An
     trained = run.evaluate_every * run.batch_tokens * flops.training_total
     assert run.evaluate_tokens % run.context == 0
     assert passes <= trained / 5 < passes * (1 + run.context / run.evaluate_tokens)
-    assert run.config.evaluate_tokens == run.evaluate_tokens
+    assert run.config.logging.evaluate_tokens == run.evaluate_tokens
 
 
 def test_what_an_evaluation_reads_has_bounds_and_can_be_said(config: Any) -> None:
@@ -126,9 +136,9 @@ def test_what_an_evaluation_reads_has_bounds_and_can_be_said(config: Any) -> Non
 
 def test_steps_are_rounded_up(config: Any) -> None:
     plain = config(steps=3)
-    longer = RunConfig(**{**to_dict(plain), "tokens": (plain.tokens or 0) + 1})
+    longer = plain.replaced(tokens=(plain.data.tokens or 0) + 1)
     assert decide(longer).steps == 4
 
 
 def test_a_shape_that_is_the_presets_says_nothing(config: Any) -> None:
-    assert decide(config(shape={"blocks": 24, "dim": 72})).config.shape == {}
+    assert decide(config(shape={"blocks": 24, "dim": 72})).config.model.shape == {}

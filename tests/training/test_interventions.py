@@ -82,7 +82,7 @@ def test_repeated_parameters_are_scaled_once() -> None:
 
 def test_a_step_with_equalised_gradients(config: Any, data: Path, tmp_path: Path, lines: Lines) -> None:
     """Equal norms before clipping, then clipped all together; records of the raw and of the equalised norms."""
-    options = {"optimizer": "sgd", "momentum": 0.5, "weight_decay": 0.1, "learning_rate": 2.0}
+    options = {"optimizer": "sgd", "momentum": 0.5, "weight_decay": 0.1, "lr": 2.0}
     chosen = config(steps=2, equalise=True, clip=0.1, record_every=1, **options)
     train(chosen, tmp_path)
     model = Decoder(decide(chosen).model, seed=0)
@@ -122,7 +122,7 @@ def test_adamw_is_told_to_undo_it(config: Any, tmp_path: Path) -> None:
 
 
 def test_sgds_rate(config: Any) -> None:
-    adamw, sgd = (decide(config(learning_rate=None, optimizer=name)) for name in ("adamw", "sgd"))
+    adamw, sgd = (decide(config(lr=None, optimizer=name)) for name in ("adamw", "sgd"))
     assert sgd.learning_rate == 200 * adamw.learning_rate
     assert "200 times AdamW's rate [ours, not swept]" in sgd.rate_source
     assert decide(config(optimizer="sgd")).rate_source == "given"
@@ -154,9 +154,11 @@ def test_more_blocks_than_there_are(config: Any) -> None:
 def test_effective_rank_and_diversity_beside_the_share(
     config: Any, data: Path, tmp_path: Path, lines: Lines, accumulation: int
 ) -> None:
-    chosen = config(batch_size=4, accumulation=accumulation, gradient_every=2, record_every=3, equalise=True, clip=0.1)
+    chosen = config(
+        batch_size=4, grad_accumulation=accumulation, gradient_every=2, record_every=3, equalise=True, clip=0.1
+    )
     train(chosen, tmp_path / "with")
-    train(dataclasses.replace(chosen, gradient_every=0), tmp_path / "without")
+    train(chosen.replaced(gradient_every=0), tmp_path / "without")
     # Looking changes nothing, bit for bit.
     assert lines(tmp_path / "with" / "steps.jsonl") == lines(tmp_path / "without" / "steps.jsonl")
     details = load_gradient(tmp_path / "with")["details"]

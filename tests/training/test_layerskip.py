@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -30,7 +29,7 @@ DEEP = {"blocks": 5, "dim": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "hidden
 
 
 def skip(blocks: int = 5, steps: int = 40, **fields: Any) -> LayerSkip:
-    return LayerSkip(blocks=blocks, steps=steps, config=RunConfig(design="prenorm", data="sotu", **fields))
+    return LayerSkip(blocks=blocks, steps=steps, config=RunConfig.of(design="prenorm", data="sotu", **fields))
 
 
 def test_the_rates_are_the_papers() -> None:
@@ -122,7 +121,7 @@ def test_a_run_of_any_length_begins(config: Any, fields: dict[str, Any], tmp_pat
     def stop(told: dict[str, Any]) -> None:
         raise StoppedError
 
-    chosen = dataclasses.replace(config(**fields), tokens=10**13)
+    chosen = config(**fields).replaced(tokens=10**13)
     assert decide(chosen).notes() is not None
     with pytest.raises(StoppedError):
         train(chosen, tmp_path / "run", on_step=stop)
@@ -172,7 +171,7 @@ def test_the_loss_is_the_sum(config: Any, data: Path, design: str, chunk: int | 
 
 
 def test_every_pass_of_a_step_drops_the_same(config: Any, data: Path) -> None:
-    some = passes(config(batch_size=4, accumulation=4, layer_dropout=0.9, shape=DEEP))
+    some = passes(config(batch_size=4, grad_accumulation=4, layer_dropout=0.9, shape=DEEP))
     step = next(step for step in range(1, 9) if some.layerskip.dropped(step))
     some.gradients(Loader(DataSet.open(data).train, 4, 16, 0).next(), step, recorded=False)
     for block in range(5):
@@ -250,7 +249,7 @@ def test_exit_losses_are_those_of_shorter_models(config: Any, data: Path, tmp_pa
 def test_recomputation_changes_nothing(config: Any, tmp_path: Path, lines: Lines) -> None:
     chosen = config("mgr", shape=DEEP, layer_dropout=0.6, exit_loss=0.5, record_every=2)
     train(chosen, tmp_path / "stored")
-    train(dataclasses.replace(chosen, recompute=True), tmp_path / "recomputed")
+    train(chosen.replaced(activation_checkpointing=True), tmp_path / "recomputed")
     for name in ("steps.jsonl", "depth.jsonl", "evals.jsonl"):
         assert lines(tmp_path / "recomputed" / name) == lines(tmp_path / "stored" / name)
 
@@ -260,7 +259,7 @@ def test_exits_compiled(config: Any, tmp_path: Path, lines: Lines, monkeypatch: 
     monkeypatch.setattr(torch, "compile", lambda model: compiled(model, fullgraph=True, backend="aot_eager"))
     chosen = config(steps=3, exit_loss=0.5, exit_curriculum="all")
     train(chosen, tmp_path / "eager")
-    train(dataclasses.replace(chosen, compile=True), tmp_path / "compiled")
+    train(chosen.replaced(compile=True), tmp_path / "compiled")
     eager, other = lines(tmp_path / "eager" / "steps.jsonl"), lines(tmp_path / "compiled" / "steps.jsonl")
     for one, two in zip(eager, other, strict=True):
         assert two["exit_loss"] == pytest.approx(one["exit_loss"], rel=1e-5)

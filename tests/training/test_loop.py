@@ -76,7 +76,7 @@ def test_the_loop_is_a_plain_loop(config: Any, data: Path, tmp_path: Path, lines
 
 def test_accumulation_is_the_large_batch(config: Any, tmp_path: Path, lines: Lines) -> None:
     for parts in (1, 2, 4):
-        train(config("mgr", batch_size=4, accumulation=parts), tmp_path / str(parts))
+        train(config("mgr", batch_size=4, grad_accumulation=parts), tmp_path / str(parts))
     whole = lines(tmp_path / "1" / "steps.jsonl")
     for parts in (2, 4):
         for one, two in zip(whole, lines(tmp_path / str(parts) / "steps.jsonl"), strict=True):
@@ -86,9 +86,7 @@ def test_accumulation_is_the_large_batch(config: Any, tmp_path: Path, lines: Lin
 
 def test_records(config: Any, tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
-    summary = train(
-        config("attnres", record_every=3, evaluate_every=2, learning_rate=None), tmp_path, on_step=told.append
-    )
+    summary = train(config("attnres", record_every=3, evaluate_every=2, lr=None), tmp_path, on_step=told.append)
     steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [{**record, "steps": 6} for record in steps] == told
     assert [record["step"] for record in steps] == [1, 2, 3, 4, 5, 6]
@@ -135,7 +133,7 @@ def test_recording_changes_nothing(config: Any, tmp_path: Path, lines: Lines) ->
 @pytest.mark.parametrize("design", ["prenorm", "mgr", "bhyt"])
 def test_recomputation_changes_nothing(config: Any, tmp_path: Path, lines: Lines, design: str) -> None:
     train(config(design, record_every=2), tmp_path / "stored")
-    train(config(design, record_every=2, recompute=True), tmp_path / "recomputed")
+    train(config(design, record_every=2, activation_checkpointing=True), tmp_path / "recomputed")
     for name in ("steps.jsonl", "depth.jsonl"):
         assert lines(tmp_path / "recomputed" / name) == lines(tmp_path / "stored" / name)
 
@@ -168,7 +166,7 @@ def test_a_compiled_model_learns_the_same(
     [
         {"record_every": 2, "gradient_every": 2},
         {"layer_dropout": 0.5, "exit_loss": 1.0},
-        {"recompute": True, "record_every": 2},
+        {"activation_checkpointing": True, "record_every": 2},
     ],
 )
 def test_compiled_blocks_learn_the_same(
@@ -309,7 +307,7 @@ def test_notes(config: Any, tmp_path: Path, design: str, note: str) -> None:
 
 
 def test_a_rate_that_was_not_tuned_is_said(config: Any, tmp_path: Path) -> None:
-    said = train(config("hc", steps=1, learning_rate=None), tmp_path / "own").notes
+    said = train(config("hc", steps=1, lr=None), tmp_path / "own").notes
     assert any("learning rate 0.008" in note and "not tuned at this size" in note for note in said)
     assert not any("tuned" in note for note in train(config("hc", steps=1), tmp_path / "given").notes)
 

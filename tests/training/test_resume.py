@@ -61,7 +61,7 @@ def test_resumed_runs_are_equal(config: Any, tmp_path: Path, lines: Lines, desig
 
 
 def test_accumulated_and_narrow_runs_too(config: Any, tmp_path: Path, lines: Lines) -> None:
-    chosen = config("mgr", accumulation=2, precision="bfloat16", recompute=True)
+    chosen = config("mgr", grad_accumulation=2, precision="bfloat16", activation_checkpointing=True)
     train(chosen, tmp_path / "whole")
     stopped(chosen, tmp_path / "parts", 1, 5)
     train(chosen, tmp_path / "parts")
@@ -76,8 +76,14 @@ def test_accumulated_and_narrow_runs_too(config: Any, tmp_path: Path, lines: Lin
         {"design": "mgr", "repeat": "2x2", "equalise": True, "gradient_every": 2},
         # Some block is dropped in each of the first steps, so the optimiser has nothing to keep of it yet.
         {"layer_dropout": 0.95, "seed": 1, "gradient_from": 2, "gradient_until": 5},
-        {"layer_dropout": 0.95, "seed": 1, "optimizer": "sgd", "exit_loss": 0.5, "accumulation": 2},
-        {"design": "attnres", "exit_loss": 0.5, "exit_curriculum": "gradual", "gradient_every": 3, "recompute": True},
+        {"layer_dropout": 0.95, "seed": 1, "optimizer": "sgd", "exit_loss": 0.5, "grad_accumulation": 2},
+        {
+            "design": "attnres",
+            "exit_loss": 0.5,
+            "exit_curriculum": "gradual",
+            "gradient_every": 3,
+            "activation_checkpointing": True,
+        },
     ],
     ids=lambda fields: "-".join(fields),
 )
@@ -275,10 +281,10 @@ def test_killed_at_any_moment_it_goes_on(data: Path, tmp_path: Path, lines: Line
     process.communicate(timeout=240)
     assert first.startswith("step 1/100000")
     last = int(checkpoints(out)[-1].name.removeprefix("step-")) if checkpoints(out) else 0
-    chosen = RunConfig(
+    chosen = RunConfig.of(
         design="prenorm",
         data=str(data),
-        shape={"blocks": 2},
+        blocks=2,
         context=16,
         tokens=100_000 * 8 * 16,
         evaluate_every=100_000,

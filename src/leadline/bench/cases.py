@@ -14,10 +14,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from leadline.choices import Backend
 from leadline.connections import AttentionResiduals, Connection, HyperConnections, ManifoldHyperConnections
 from leadline.connections.base import Site
 from leadline.ops import bounded_tanh, bounded_tanh_reuse, depth_attention, multi_gate_step, use_backend
-from leadline.ops.choice import Backend
 
 EPS = 1e-6
 KAPPA = 10.0

@@ -14,10 +14,10 @@ from leadline.bench.models import BASELINE, Subject, has_operators, subjects_for
 from leadline.bench.results import Result, Row, Verdict, timed
 from leadline.bench.rounds import Candidate, Clock, Say, Timings, run_rounds, timer_for, what_is_timed
 from leadline.bench.shapes import VOCABULARY, BenchShape
+from leadline.choices import Backend
 from leadline.errors import UsageError
 from leadline.models import KVCache, stream_tokens
 from leadline.ops import use_backend
-from leadline.ops.choice import Backend
 
 DESIGNS = ("attnres", "attnres-block", "mgr", "hc", "mhc-lite", "mhc", "bhyt", "peri-ln")
 SHAPE = BenchShape(blocks=12, dim=512, heads=8, context=64, batch=1)

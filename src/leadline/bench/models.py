@@ -18,6 +18,7 @@ from leadline.bench.memory import parameter_bytes, peak_bytes, saved_for_backwar
 from leadline.bench.results import Result, Row, Verdict, timed
 from leadline.bench.rounds import Candidate, Clock, Say, Timings, run_rounds, timer_for, what_is_timed
 from leadline.bench.shapes import VOCABULARY, BenchShape
+from leadline.choices import Backend
 from leadline.connections import Additive
 from leadline.connections.inversion import tape_bytes
 from leadline.designs import resolve
@@ -25,7 +26,7 @@ from leadline.errors import UsageError
 from leadline.models import Decoder, DecoderConfig
 from leadline.norms import BHyT, Derf, DyT
 from leadline.ops import use_backend
-from leadline.ops.choice import BACKENDS, Backend, why_not
+from leadline.ops.choice import BACKENDS, why_not
 
 BASELINE = "prenorm"
 DESIGNS = ("attnres", "attnres-block", "mgr", "mgr(memory=invert)", "hc", "mhc-lite", "mhc", "bhyt", "peri-ln")

@@ -16,9 +16,9 @@ from leadline.bench.models import usable_backends
 from leadline.bench.peers import PEERS, PeerCase
 from leadline.bench.results import Result, Row, Verdict, timed
 from leadline.bench.rounds import Candidate, Clock, Say, Timings, calls_for, run_rounds, timer_for, what_is_timed
+from leadline.choices import Backend
 from leadline.errors import UsageError, did_you_mean
 from leadline.medians import median_of, ratios
-from leadline.ops.choice import Backend
 
 REFERENCE = "reference"
 CHECK_TOKENS = 33

@@ -15,7 +15,7 @@ def run(arguments: Arguments) -> int:
     """Runs the comparison and prints its verdict. Returns 0, or 1 where a run failed."""
     from leadline.data import resolve
     from leadline.experiments import engine
-    from leadline.experiments.compare.config import untuned_rates
+    from leadline.experiments.compare.arms import untuned_rates
     from leadline.experiments.compare.experiment import Compare
 
     comparison = Compare(arguments, resolve(arguments.data.data))

@@ -34,7 +34,7 @@ def _given(arguments: Any, default: Any) -> Iterator[tuple[str, Any]]:
         value, usual = getattr(arguments, field.name), getattr(default, field.name, dataclasses.MISSING)
         if isinstance(value, Checked):
             yield from _given(value, usual)
-        elif (value != usual or field.name == "out") and value is not None:
+        elif value != usual or field.name == "out":
             yield field.name, value
 
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import tyro
 
 from leadline.cli.repeating import repeating
-from leadline.experiments.cascade.plan import CascadeConfig
+from leadline.experiments.cascade.config import CascadeConfig
 from leadline.experiments.gradient_fan_in.config import GfaConfig
-from leadline.experiments.pruning import PruningConfig
+from leadline.experiments.pruning.config import PruningConfig
 
 
 @dataclasses.dataclass(frozen=True)

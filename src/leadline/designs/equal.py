@@ -13,15 +13,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Literal
 
+from leadline.choices import By
 from leadline.designs.counting import count_flops, count_parameters
 from leadline.designs.design import Design
 from leadline.designs.presets import ShapeConfig
 from leadline.errors import UsageError
 from leadline.report.words import percent
 
-By = Literal["tokens", "depth", "width", "depth+tokens", "width+tokens"]
 WAYS: tuple[By, ...] = ("tokens", "depth", "width", "depth+tokens", "width+tokens")
 RESIDUAL = 0.01
 """Equal means closer than this share of the reference's FLOPs."""

@@ -149,11 +149,11 @@ def reshaped(
     Raises:
         UsageError: a number out of range, or heads that don't fit the width; names what does.
     """
-    for option, value, most in (("--blocks", blocks, DEEPEST), ("--dim", dim, WIDEST), ("--heads", heads, WIDEST)):
+    for name, value, most in (("blocks", blocks, DEEPEST), ("dim", dim, WIDEST), ("heads", heads, WIDEST)):
         if value is not None and not 1 <= value <= most:
-            raise UsageError(f"{option} {value} is out of range; 1 to {most} work")
+            raise UsageError(f"{name}={value} is out of range; 1 to {most} work")
     if dim is not None and dim % 2:
-        raise UsageError(f"--dim {dim} is odd; the width must be even, such as {dim + 1}")
+        raise UsageError(f"dim={dim} is odd; the width must be even, such as {dim + 1}")
     new_dim = shape.dim if dim is None else dim
     new_heads = _heads_for(shape, new_dim) if heads is None else heads
     changes: dict[str, Any] = {}

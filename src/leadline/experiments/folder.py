@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from leadline.config import differing, to_dict
 from leadline.errors import UsageError
@@ -19,6 +19,14 @@ from leadline.sections import flat
 CONFIG_FILE = "experiment.json"
 EARLIER = ("compare.json", "study.json")
 """What versions before 0.2 wrote in its place."""
+
+
+class ConfigFile(TypedDict):
+    """The content of `experiment.json`; sections are compared option by option."""
+
+    experiment: str
+    hashes: dict[str, str]
+    config: dict[str, Any]
 
 
 @contextlib.contextmanager
@@ -55,8 +63,8 @@ def check_same(out: Path, content: Mapping[str, Any], config: type = ExperimentC
         if out.exists() and any(entry.name != LOCK_FILE for entry in out.iterdir()):
             raise UsageError(f"--out {out} holds something that is not an experiment; name a new or empty folder")
         return
-    old = read_json(path, dict[str, Any], advice="give another --out")
-    there, here = ({**side, "config": {}, **flat(config, side.get("config", {}))} for side in (old, content))
+    old: Mapping[str, Any] = {**read_json(path, ConfigFile, advice="give another --out")}
+    there, here = ({**side, "config": {}, **flat(config, side["config"])} for side in (old, content))
     different = differing(there, here)
     if different:
         shown = "; ".join(different[:4]) + ("; …" if len(different) > 4 else "")

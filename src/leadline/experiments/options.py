@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leadline.designs import Preset, ShapeConfig, preset_named
 from leadline.errors import UsageError, did_you_mean
-from leadline.ops.choice import check_backend
 from leadline.sections import Positive
 from leadline.training.config import Checkpoints, RunConfig, Sections
-from leadline.training.resolve import shape_of, sizes_of, usable_device
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
+    from leadline.designs import Preset, ShapeConfig
 
 MOST_SEEDS = 1000
 BESIDE = ("out", "jobs", "threads", "rerun", "speed_rounds")
@@ -99,6 +97,10 @@ def budget_of(config: ExperimentConfig, data: DataSet, *, tiny: int | None = Non
     Raises:
         UsageError: an option does not work here; names it, and what does.
     """
+    from leadline.designs import preset_named
+    from leadline.ops.choice import check_backend
+    from leadline.training.resolve import shape_of, sizes_of, usable_device
+
     preset = preset_named(config.model.preset)
     shape = shape_of(config.model)
     usable_device(config.runtime.device)

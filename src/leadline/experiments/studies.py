@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from leadline.experiments.cascade.config import CascadeConfig
 from leadline.experiments.cascade.experiment import Cascade
-from leadline.experiments.cascade.plan import CascadeConfig
 from leadline.experiments.engine import Experiment, Say
 from leadline.experiments.gradient_fan_in.config import GfaConfig
 from leadline.experiments.gradient_fan_in.experiment import GradientFanIn
 from leadline.experiments.options import ExperimentConfig
-from leadline.experiments.pruning import Pruning, PruningConfig
+from leadline.experiments.pruning.config import PruningConfig
+from leadline.experiments.pruning.experiment import Pruning
 
 if TYPE_CHECKING:
     from leadline.data import DataSet

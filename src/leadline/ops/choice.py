@@ -24,9 +24,9 @@ from typing import Literal
 
 from torch import Tensor
 
+from leadline.choices import Backend
 from leadline.errors import UsageError
 
-Backend = Literal["auto", "reference", "lean", "compiled", "triton"]
 Implementation = Literal["reference", "lean", "compiled", "triton"]
 
 BACKENDS: tuple[Backend, ...] = ("auto", "reference", "lean", "compiled", "triton")

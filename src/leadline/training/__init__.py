@@ -1,16 +1,32 @@
-"""One run: loop, optimiser, schedule, checkpoints, records."""
+"""One run: loop, optimiser, schedule, checkpoints, records. Parts load when they are first used."""
 
 from __future__ import annotations
 
-from leadline.training.config import RunConfig
-from leadline.training.gradient_detail import Diversity, effective_ranks
-from leadline.training.gradient_file import load_gradient
-from leadline.training.gradient_share import GradientShare
-from leadline.training.gradient_steps import StepNorms, load_norms
-from leadline.training.loop import train
-from leadline.training.run_folder import load_model
-from leadline.training.summary import Summary
+import importlib
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from leadline.training.config import RunConfig
+    from leadline.training.gradient_detail import Diversity, effective_ranks
+    from leadline.training.gradient_file import load_gradient
+    from leadline.training.gradient_share import GradientShare
+    from leadline.training.gradient_steps import StepNorms, load_norms
+    from leadline.training.loop import train
+    from leadline.training.run_folder import load_model
+    from leadline.training.summary import Summary
+
+_HOMES = {
+    "Diversity": "gradient_detail",
+    "GradientShare": "gradient_share",
+    "RunConfig": "config",
+    "StepNorms": "gradient_steps",
+    "Summary": "summary",
+    "effective_ranks": "gradient_detail",
+    "load_gradient": "gradient_file",
+    "load_model": "run_folder",
+    "load_norms": "gradient_steps",
+    "train": "loop",
+}
 __all__ = [
     "Diversity",
     "GradientShare",
@@ -23,3 +39,11 @@ __all__ = [
     "load_norms",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'leadline.training' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"leadline.training.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
+from leadline.choices import Backend, Precision
 from leadline.config import to_dict
 from leadline.errors import UsageError
-from leadline.ops.choice import Backend
 from leadline.sections import (
     Checked,
     NotNegative,
@@ -33,7 +33,6 @@ LARGEST = 1 << 24
 MOST_REPEATS = 1000
 Size = Annotated[int, Range(1, LARGEST)]
 Rate = Annotated[float, Range(0, 1, below=True)]
-Precision = Literal["float32", "bfloat16"]
 
 FREE = ("data", "checkpoint_every", "keep", "device", "tensorboard", "log_to")
 """Options that may change when a run is resumed; of the data, its hash may not."""
@@ -57,7 +56,7 @@ def parse_repeat(text: str) -> tuple[int, int]:
     last, times = (int(found[1]), int(found[2])) if found else (0, 0)
     if last < 1 or not 2 <= times <= MOST_REPEATS:
         raise UsageError(
-            f"--repeat {text!r} does not work; 4x2 runs the last 4 blocks twice (1 block or more, 2 to "
+            f"repeat={text!r} does not work; 4x2 runs the last 4 blocks twice (1 block or more, 2 to "
             f"{MOST_REPEATS:,} times)"
         )
     return last, times
@@ -124,7 +123,7 @@ class Data(Checked):
         """See `Checked`."""
         super().check()
         if self.tokens is not None and self.steps is not None:
-            raise UsageError("--tokens and --steps both say how long to train; give one")
+            raise UsageError(f"tokens={self.tokens} and steps={self.steps} both say how long to train; give one")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,7 +153,7 @@ class Optimizer(Checked):
         super().check()
         needs(self, "momentum", self.optimizer == "sgd", "optimizer=sgd")
         if self.decay_embeddings and self.weight_decay == 0:
-            raise UsageError("--decay-embeddings does nothing with --weight-decay 0; give one of them")
+            raise UsageError("decay_embeddings=True does nothing with weight_decay=0; give one of them")
 
     @property
     def sgd_momentum(self) -> float:
@@ -183,7 +182,7 @@ class Schedule(Checked):
         super().check()
         needs(self, "decay", self.schedule == "wsd", "schedule=wsd")
         if self.schedule == "wsd" and self.warmup + self.decay_share > 1:
-            raise UsageError(f"--warmup {self.warmup:g} and --decay {self.decay_share:g} are more than 1 together")
+            raise UsageError(f"warmup={self.warmup:g} and decay={self.decay_share:g} are more than 1 together")
 
     @property
     def decay_share(self) -> float:

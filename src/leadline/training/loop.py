@@ -59,7 +59,7 @@ OnStart = Callable[[Run], None]
 
 
 def train(
-    config: RunConfig,
+    config: RunConfig | str,
     out: Path | str,
     *,
     resume: Resume = "newest",
@@ -67,11 +67,13 @@ def train(
     on_evaluation: OnEvaluation | None = None,
     on_evaluated: OnEvaluated | None = None,
     on_start: OnStart | None = None,
+    **options: Any,
 ) -> Summary:
-    """Trains one model, or goes on training it, in the folder `out`.
+    """Trains one model, or resumes its training, in the folder `out`.
 
     Args:
-        config: the run.
+        config: the run, or a design's name or expression.
+        options: of the run, by the names that they have in any section of `RunConfig`.
         out: holds the run's records, checkpoints and summary.
         resume: go on from the newest checkpoint of a run that is there, or from the one before it ("previous"), or
             take such a run for an error ("never").
@@ -89,6 +91,7 @@ def train(
         KeyboardInterrupt: asked to stop; the run is saved and continues with the same call.
     """
     out = Path(out)
+    config = RunConfig.of(config, **options) if isinstance(config, str) else config.replaced(**options)
     run = decide(config)
     check_backend(config.runtime.backend, usable_device(config.runtime.device).type)
     if config.logging.tensorboard:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -234,7 +235,6 @@ def test_failures_are_said() -> None:
 
 
 def test_the_page_of_every_outcome_renders() -> None:
-    from leadline.experiments.results import judgements_as_data
     from leadline.report.page import render
 
     for arms in (
@@ -249,7 +249,7 @@ def test_the_page_of_every_outcome_renders() -> None:
             "created": "2026-01-01T00:00:00Z",
             "headline": judged.headline,
             "sentences": list(judged.sentences),
-            "judgements": judgements_as_data(list(judged.judgements)),
+            "judgements": [dataclasses.asdict(judgement) for judgement in judged.judgements],
             "data": {"name": "x", "hash": "h", "train_tokens": 9, "heldout_tokens": 3, "tokenizer": "bytes"},
             "machine": {"cpu": "c", "cores": 2, "memory_bytes": 9, "platform": "p", "python": "3", "torch": "2"},
             "repeat": {"command": "leadline study cascade", "install": "pip"},

@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 
 from leadline.cli.main import main
+from leadline.config import from_dict
 from leadline.data import DataSet
 from leadline.errors import LeadlineError
 from leadline.experiments.cascade.speed import SpeedOptions, measure_speed
-from leadline.experiments.compare.experiment import _swept
-from leadline.experiments.compare.plan import check_out
-from leadline.experiments.compare.planning import Wish, make_plan
-from leadline.experiments.compare.results import run_folder
+from leadline.experiments.compare.config import CompareConfig
+from leadline.experiments.compare.experiment import Compare
+from leadline.experiments.folder import at_work
 from leadline.experiments.runs import measured, read_run
 from leadline.training import RunConfig, load_gradient, load_model, train
 from leadline.training.run_folder import read_run_file
 
 SMALL = "--blocks 2 --dim 24 --context 32 --batch-size 4 --jobs 1 --threads 1 --evaluations 2 --evaluate-tokens 256"
-WISH = {"blocks": 2, "dim": 24, "context": 32, "batch_size": 4, "evaluations": 2, "evaluate_tokens": 256, "steps": 4}
+OPTIONS: dict[str, Any] = {"seeds": "1", "jobs": 1, "threads": 1, "blocks": 2, "dim": 24, "context": 32}
+OPTIONS |= {"batch_size": 4, "evaluations": 2, "evaluate_tokens": 256, "steps": 4}
 RECORDS = ("summary.json", "gradient.json", "probes.json", "evals.jsonl", "steps.jsonl")
 WRONG: tuple[Any, ...] = ("x", None, True, [], {}, -1, 0.5, 10**30, {"a": [[]]})
 
@@ -32,6 +33,12 @@ WRONG: tuple[Any, ...] = ("x", None, True, [], {}, -1, 0.5, 10**30, {"a": [[]]})
 def command(dataset: DataSet, out: Path, *more: str) -> list[str]:
     words = ["compare", "prenorm", "--data", str(dataset.folder), "--out", str(out), "--seeds", "1", "--steps", "4"]
     return [*words, *SMALL.split(), "--measure-tokens", "256", *more]
+
+
+def comparison(dataset: DataSet, out: Path, **more: Any) -> Compare:
+    """What `command` asks for."""
+    config = CompareConfig(designs=("prenorm",), out=out)
+    return Compare(config.replaced(data=str(dataset.folder), **OPTIONS, **more), dataset)
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +133,14 @@ def test_records_of_a_run(out: Path, name: str, sums: bool) -> None:
 
 def test_descriptions(out: Path, dataset: DataSet) -> None:
     folder = out / "runs" / "prenorm-seed0"
-    plan = make_plan(Wish(designs=("prenorm",), data=str(dataset.folder), seeds="1", measure_tokens=256,
-                          removal_tokens=128, **WISH), dataset)  # fmt: skip
-    assert same_or_error(out / "compare.json", lambda: check_out(plan, out)) > 20
-    config = RunConfig(**json.loads((folder / "job.json").read_text())["config"])
+    chosen = comparison(dataset, out, measure_tokens=256)
+
+    def again() -> None:
+        with at_work(out, chosen.kind, chosen.config, chosen.hashes):
+            pass
+
+    assert same_or_error(out / "experiment.json", again) > 20
+    config = from_dict(RunConfig, json.loads((folder / "job.json").read_text())["config"])
     assert same_or_error(folder / "run.json", lambda: train(config, folder), lambda got, right: got == right) > 5
     assert same_or_error(folder / "run.json", lambda: read_run_file(folder), lambda got, right: "config" in got) > 5
     (folder / "failed.json").write_text('{"error": "no", "exit_code": 1}')
@@ -179,31 +190,31 @@ def test_a_damaged_run_is_told_and_trained_again_on_request(
     out: Path, dataset: DataSet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = out / "runs" / "prenorm-seed0"
-    before = json.loads((out / "results.json").read_text())["designs"][0]
+    before = json.loads((out / "results.json").read_text())["arms"][0]
     (folder / "summary.json").write_text("{}")
     assert main(command(dataset, out)) == 1
     said = capsys.readouterr().out
     assert f"damaged: {folder}; the same command with --rerun trains it again" in said
-    design = json.loads((out / "results.json").read_text())["designs"][0]
+    design = json.loads((out / "results.json").read_text())["arms"][0]
     assert (design["status"], design["bits_per_byte"]) == ("failed", None)
     assert "summary.json is damaged" in design["error"]
     assert "prenorm-seed0 is damaged" in (out / "report.html").read_text()
     assert ",damaged," in (out / "results.csv").read_text()
     assert main(command(dataset, out, "--rerun")) == 0
     after = json.loads((out / "results.json").read_text())
-    assert (after["designs"][0]["loss"], after["designs"][0]["depth"]) == (before["loss"], before["depth"])
+    assert (after["arms"][0]["loss"], after["arms"][0]["depth"]) == (before["loss"], before["depth"])
     assert "--rerun" not in after["command"]
 
 
 def test_a_damaged_run_of_a_sweep_chooses_no_rate(out: Path, dataset: DataSet) -> None:
-    wish = Wish(designs=("prenorm",), data=str(dataset.folder), seeds="1", sweep=("1e-3,1e-2",), **WISH)
-    plan = make_plan(wish, dataset)
-    for rate in (1e-3, 1e-2):
-        shutil.copytree(out / "runs" / "prenorm-seed0", run_folder(out, plan.designs[0], 1, rate))
-    assert len(_swept(plan, out, plan.designs[0])["points"]) == 2
-    (run_folder(out, plan.designs[0], 1, 1e-2) / "evals.jsonl").write_text("{}\n")
+    chosen = comparison(dataset, out, sweep_lr=("1e-3,1e-2",))
+    folders = [chosen.sweep_job(chosen.arms[0], rate).folder for rate in (1e-3, 1e-2)]
+    for folder in folders:
+        shutil.copytree(out / "runs" / "prenorm-seed0", folder)
+    assert len(chosen.swept(chosen.arms[0])["points"]) == 2
+    (folders[1] / "evals.jsonl").write_text("{}\n")
     with pytest.raises(LeadlineError, match=r"seed1-lr0\.01 is damaged: .*evals\.jsonl.*--rerun trains the run again"):
-        _swept(plan, out, plan.designs[0])
+        chosen.swept(chosen.arms[0])
 
 
 @pytest.mark.parametrize(

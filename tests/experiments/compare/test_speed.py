@@ -8,6 +8,7 @@ import pytest
 
 import leadline.experiments.compare.speed as speed
 from leadline.experiments.compare.speed import decides, measured_speeds, ratio_of
+from leadline.training import RunConfig
 
 
 def test_a_ratio_is_formed_within_a_round() -> None:
@@ -33,7 +34,7 @@ def test_more_rounds_tell_more() -> None:
 )
 def test_a_damaged_measurement_is_made_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
     monkeypatch.setattr(speed, "_measure", lambda configs, rounds, threads: {name: [0.5] * rounds for name in configs})
-    configs: dict[str, dict[str, Any]] = {"a": {}, "b": {}}
+    configs = dict.fromkeys(("a", "b"), RunConfig.of("prenorm"))
     right = measured_speeds(tmp_path, configs, 3, 1)
     kept = (tmp_path / "speed.json").read_text()
     for damaged in (content, kept.replace("0.5", "0.9", 1)):
@@ -49,7 +50,7 @@ def test_a_measurement_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return {name: [0.5] * rounds for name in configs}
 
     monkeypatch.setattr(speed, "_measure", measure)
-    configs: dict[str, dict[str, Any]] = {"a": {}, "b": {}}
+    configs = dict.fromkeys(("a", "b"), RunConfig.of("prenorm"))
     first = measured_speeds(tmp_path, configs, 3, 1)
     assert measured_speeds(tmp_path, configs, 3, 1) == first
     assert calls == [3]

@@ -50,7 +50,7 @@ def results(*designs: dict[str, Any], rates: Any = (), sequences: Any = None, di
         if one["name"] in found:
             one["difference"] = as_data(found[one["name"]])
     return {
-        "designs": list(designs),
+        "arms": list(designs),
         "baseline": "prenorm",
         "learning_rates": list(rates),
         "budget": {"tokens": 512000},

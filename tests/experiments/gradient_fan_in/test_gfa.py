@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import random
 import shutil
@@ -19,16 +20,17 @@ import torch
 from scipy import stats
 
 from leadline.cli.main import main
-from leadline.cli.study import Gfa
-from leadline.cli.study.saying import command_line
+from leadline.cli.repeating import repeating
 from leadline.data import DataSet, prepare
 from leadline.errors import UsageError
-from leadline.experiments.gradient_fan_in import GfaWish, experiment, make_plan, statistics
-from leadline.experiments.gradient_fan_in.estimate import estimate_words
-from leadline.experiments.gradient_fan_in.experiment import GfaJob
+from leadline.experiments import engine, worker
+from leadline.experiments.gradient_fan_in import experiment, statistics
+from leadline.experiments.gradient_fan_in.arms import KINDS as ARMS
+from leadline.experiments.gradient_fan_in.config import GfaConfig
+from leadline.experiments.gradient_fan_in.estimate import estimate_words, step_of
+from leadline.experiments.gradient_fan_in.experiment import GradientFanIn
 from leadline.experiments.gradient_fan_in.measure import block_delta
 from leadline.experiments.gradient_fan_in.page import make_page
-from leadline.experiments.gradient_fan_in.registry import ARMS
 from leadline.experiments.gradient_fan_in.statistics import (
     coefficient,
     correlation,
@@ -39,11 +41,12 @@ from leadline.experiments.gradient_fan_in.statistics import (
 )
 from leadline.experiments.gradient_fan_in.verdict import judge
 from leadline.experiments.gradient_fan_in.verdict_fan_in import rho_words, support
-from leadline.files import write_json
+from leadline.experiments.jobs import Job
 from leadline.probes import TokenBatch, ablation
 from leadline.probes.correlation import KINDS
 from leadline.stacks import stack_of
 from leadline.training import load_model
+from leadline.training.config import options_of
 from leadline.training.gradient_steps import DEFINITIONS
 
 TEXT = "the depth of a line is what the lead finds when the rope runs out and no more can be let down"
@@ -65,13 +68,12 @@ def command(dataset: DataSet, out: Path, *more: str) -> list[str]:
     return ["study", "gfa", "--data", str(dataset.folder), "--out", str(out), *words, *more]
 
 
-def run_here(jobs: list[GfaJob], **options: Any) -> dict[str, str]:
+def run_here(jobs: list[Job], **options: Any) -> dict[str, str]:
     """What workers do, without starting a process for each; the tests that go on with a study start some."""
     for job in jobs:
         job.folder.mkdir(parents=True)
-        arm, config = ARMS[job.content["arm"]], job.content["config"]
-        arm.train(job.folder, config)
-        write_json(job.folder / "gfa.json", arm.measure(job.folder, config, job.content["ablation_tokens"]))
+        module, _, name = job.content["task"].partition(":")
+        getattr(importlib.import_module(f"{worker.PACKAGE}{module}"), name)(job.folder, job.content)
     return {}
 
 
@@ -79,7 +81,7 @@ def run_here(jobs: list[GfaJob], **options: Any) -> dict[str, str]:
 def studied(dataset: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("study") / "out"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(experiment, "run_jobs", run_here)
+        patched.setattr(engine, "run_jobs", run_here)
         assert main(command(dataset, out, "--arms", "repeated", "--seeds", "2")) == 0
     return out
 
@@ -159,7 +161,7 @@ def test_what_is_done_is_kept_and_another_study_is_an_error(
     assert {p.parent.name for p in kept if kept[p] != after[p]} == {"repeated-seed1"}
     assert read(studied)["arms"] == before["arms"]
     assert main(command(dataset, studied, "--arms", "repeated", "--seeds", "3")) == 2
-    assert "holds another study" in capsys.readouterr().err
+    assert "holds another experiment" in capsys.readouterr().err
 
 
 def test_a_failed_run_is_marked_and_the_others_are_shown(studied: Path, dataset: DataSet, tmp_path: Path) -> None:
@@ -229,86 +231,87 @@ def _loss(logits: torch.Tensor, batch: TokenBatch) -> float:
 # ------------------------------------------------------------------------------------------------ plan and input
 
 
-def wish(**options: Any) -> GfaWish:
-    return GfaWish(**{"blocks": 4, "context": 16, "batch_size": 2, "steps": 6, "repeat": "2x2", **options})
+def asked(dataset: DataSet, **options: Any) -> GradientFanIn:
+    small = {"blocks": 4, "context": 16, "batch_size": 2, "steps": 6, "repeat": "2x2", "data": str(dataset.folder)}
+    return GradientFanIn(GfaConfig().replaced(**{**small, **options}), dataset)
 
 
 def test_the_plan_has_what_each_arm_varies(dataset: DataSet) -> None:
-    decoders = ("vanilla", "layerskip", "equalised-adamw", "vanilla-sgd", "equalised-sgd", "repeated")
-    plan = make_plan(wish(data=str(dataset.folder), arms=decoders), dataset)
+    decoders = "vanilla,layerskip,equalised-adamw,vanilla-sgd,equalised-sgd,repeated"
+    arms = {arm.name: arm for arm in asked(dataset, arms=decoders).arms}
+    plain = options_of(arms["vanilla"].config)
     changed = {
-        arm.name: {
-            key: value
-            for key, value in arm.config.items()
-            if value != plan.arm("vanilla").config[key] and key != "learning_rate"
-        }
-        for arm in plan.arms
+        name: {key: value for key, value in options_of(arm.config).items() if value != plain[key] and key != "lr"}
+        for name, arm in arms.items()
     }
+    skip = {"exit_curriculum": "rotational", "exit_every": 1, "exit_weights": "even"}
     assert changed == {
         "vanilla": {},
-        "layerskip": {"layer_dropout": 0.2, "exit_loss": 1.0},
+        "layerskip": {"layer_dropout": 0.2, "exit_loss": 1.0, **skip},
         "equalised-adamw": {"equalise": True},
-        "vanilla-sgd": {"optimizer": "sgd"},
-        "equalised-sgd": {"optimizer": "sgd", "equalise": True},
+        "vanilla-sgd": {"optimizer": "sgd", "momentum": 0.9},
+        "equalised-sgd": {"optimizer": "sgd", "momentum": 0.9, "equalise": True},
         "repeated": {"repeat": "2x2"},
     }
-    assert plan.arm("vanilla").tokens == 6 * 2 * 16
-    assert plan.arm("repeated").cost > plan.arm("vanilla").cost
-    assert plan.arm("equalised-sgd").learning_rate == plan.arm("vanilla-sgd").learning_rate
-    rated = make_plan(wish(data=str(dataset.folder), arms=("vanilla",), rates="vanilla=1e-3"), dataset)
-    assert [arm.learning_rate for arm in rated.arms] == [1e-3]
-    alone = make_plan(wish(data=str(dataset.folder), arms=("equalised-sgd",)), dataset)
+    assert arms["vanilla"].tokens == 6 * 2 * 16
+    assert arms["repeated"].cost > arms["vanilla"].cost
+    assert arms["equalised-sgd"].learning_rate == arms["vanilla-sgd"].learning_rate
+    rated = asked(dataset, arms="vanilla", rates="vanilla=1e-3")
+    assert [(arm.learning_rate, arm.config.optimizer.lr) for arm in rated.arms] == [(1e-3, 1e-3)]
+    alone = asked(dataset, arms="equalised-sgd")
     assert [arm.name for arm in alone.arms] == ["vanilla-sgd", "equalised-sgd"]
+    assert asked(dataset, arms="repeated", blocks=9, repeat=None).config.interventions.repeat == "3x2"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"arms": ("vanila",)}, "'vanila' is not known; vanilla, layerskip, .* work. Did you mean vanilla"),
-        ({"arms": ()}, "names no arm; vanilla"),
+        ({"arms": "vanila"}, "'vanila' is not known; vanilla, layerskip, .* work. Did you mean vanilla"),
+        ({"arms": ","}, "names no arm; vanilla"),
         ({"repeat": "5x2"}, "repeats 5 blocks; this model has 4"),
-        ({"repeat": "2x1"}, "--repeat '2x1' does not work"),
-        ({"blocks": 2, "repeat": "1x2"}, "--blocks 2 is too small"),
+        ({"repeat": "2x1"}, "repeat='2x1' does not work"),
+        ({"blocks": 2, "repeat": "1x2"}, "blocks=2 is too small"),
         ({"layer_dropout": 0.0, "exit_loss": 0.0}, "leaves nothing of layerskip"),
-        ({"layer_dropout": 1.0}, "--layer-dropout 1 is out of range"),
-        ({"tokens": 64}, "--steps and --tokens"),
-        ({"ablation_tokens": 0}, "--ablation-tokens 0"),
+        ({"layer_dropout": 1.0}, "layer_dropout=1 is out of range"),
+        ({"tokens": 64}, "tokens=64 and steps=6"),
+        ({"ablation_tokens": 0}, "ablation_tokens=0"),
         ({"seeds": "0"}, "--seeds 0"),
-        ({"rates": "repeat=1e-3"}, "--lr names 'repeat'"),
+        ({"rates": "repeat=1e-3"}, "--rates names 'repeat'"),
         ({"design": "nothing"}, "nothing"),
-        ({"images": "pictures", "arms": ("vanilla",)}, "--images pictures goes with the arm resnet50"),
-        ({"layer_dropout": 0.4, "arms": ("vanilla",)}, "--layer-dropout 0.4 goes with the arm layerskip"),
-        ({"images": "pictures", "arms": ("resnet50",)}, "--images pictures is no folder; digits, "),
-        ({"repeat": "1x99999999999"}, "--repeat '1x99999999999' does not work; .* 2 to 1,000 times"),
-        ({"backend": "compiled", "device": "cuda:0"}, "--backend compiled can't run here: .* are on cuda; auto, lean"),
+        ({"images": "pictures", "arms": "vanilla"}, "images=pictures goes with the arm resnet50"),
+        ({"layer_dropout": 0.4, "arms": "vanilla"}, "early exits go with the arm layerskip"),
+        ({"images": "pictures", "arms": "resnet50"}, "--images pictures is no folder; digits, "),
+        ({"repeat": "1x99999999999"}, "repeat='1x99999999999' does not work; .* 2 to 1,000 times"),
+        ({"backend": "triton"}, "--backend triton can't run here"),
+        ({"equalise": True}, "equalise=True is not an option of this study; --arms equalised-adamw works"),
+        ({"optimizer": "sgd"}, "--arms vanilla-sgd,equalised-sgd works"),
     ],
 )
-def test_wishes_that_cannot_work(dataset: DataSet, options: dict[str, Any], message: str) -> None:
+def test_what_cannot_work_is_named(dataset: DataSet, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        make_plan(wish(**{"data": str(dataset.folder), **options}), dataset)
+        asked(dataset, **options)
 
 
 def test_the_estimate_counts_what_is_left(dataset: DataSet, tmp_path: Path) -> None:
-    plan = make_plan(wish(data=str(dataset.folder), arms=("vanilla",)), dataset)
+    (arm,) = asked(dataset, arms="vanilla").arms
     queue = [
-        GfaJob(label="", folder=tmp_path / str(seed), content={}, tokens=1000, cost=plan.arms[0].cost)
-        for seed in range(3)
+        dataclasses.replace(arm.job(tmp_path, seed), folder=tmp_path / str(seed), tokens=1000) for seed in range(3)
     ]
     (tmp_path / "0").mkdir()
     for name in ("summary.json", "gfa.json"):
         assert not queue[0].done
         (tmp_path / "0" / name).touch()
     assert queue[0].done
-    said = estimate_words(queue, 2, 1, ARMS["vanilla"].step(plan.arms[0]))
+    said = estimate_words(queue, 2, 1, step_of(arm.config))
     assert said.startswith("2 of 3 runs to do, 2.00 k tokens")
     assert "about" in said
     assert "once runs are on their way" in estimate_words(queue, 2, 1, None)
 
 
 def test_the_command_line_repeats_what_was_asked() -> None:
-    asked = Gfa(out=Path("runs/g"), design="mgr + bhyt", repeat="2x3", steps=10)
-    assert command_line("gfa", asked) == (
-        "leadline study gfa --design 'mgr + bhyt' --steps 10 --repeat 2x3 --out runs/g"
+    given = GfaConfig(out=Path("runs/g"), design="mgr + bhyt").replaced(repeat="2x3", steps=10)
+    assert repeating(["study", "gfa"], given) == (
+        "leadline study gfa --steps 10 --repeat 2x3 --design 'mgr + bhyt' --out runs/g"
     )
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from leadline.designs import Design, resolve
 from leadline.designs.taper import UNTAPERED
+from leadline.experiments.cascade.config import CascadeConfig
 from leadline.experiments.cascade.page import make_page
-from leadline.experiments.cascade.plan import ArmPlan, CascadeConfig, plan
+from leadline.experiments.cascade.plan import ArmPlan, plan
 from leadline.experiments.cascade.speed import SpeedOptions, measure_speed, speed_of
 from leadline.experiments.cascade.verdict import CLAIMED, judge
 from leadline.experiments.engine import Arm, Experiment, Say

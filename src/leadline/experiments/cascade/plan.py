@@ -8,17 +8,16 @@ that reads more tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leadline.choices import By
 from leadline.designs import Design, Side, count_flops, levelled, resolve, settings, solve
-from leadline.designs.equal import RESIDUAL, By
+from leadline.designs.equal import RESIDUAL
 from leadline.designs.expression import slug
 from leadline.errors import UsageError
-from leadline.experiments.options import Budget, ExperimentConfig, budget_of, parse_rates, split_outside
+from leadline.experiments.cascade.config import CascadeConfig
+from leadline.experiments.options import Budget, budget_of, parse_rates, split_outside
 from leadline.report.words import fixed
-from leadline.sections import Positive
-from leadline.training.config import Logging, Model
 from leadline.training.resolve import sizes_of
 
 if TYPE_CHECKING:
@@ -28,51 +27,10 @@ DESIGNS = ("cascade-a2", "cascade-f1", "cascade-f2", "cascade-af", "cascade-reve
 """Without cascade-a1, whose mean is no whole number of heads at 15 layers: no uniform stack costs the same."""
 DEEPER = ("cascade-a2",)
 """Of these."""
-BLOCKS = 15
-"""The depth of the paper's baseline."""
 SMALL = {"dim": 96, "heads": 6}
 """Instead of `tiny`'s 72 and 3: six heads can be halved and cut in thirds."""
 TOKENS = 307_200
 """Of the baseline's runs at `tiny`: three seeds of all default designs take less than an hour on two cores."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CascadeConfig(ExperimentConfig):
-    """Tapered stacks against uniform ones at equal training FLOPs: loss over seeds, and speed of generation.
-
-    Trains prenorm, every taper and its uniform control (the mean of its widths in every layer, where that costs the
-    same a token) to the same FLOPs, then lets the trained models generate side by side. Interrupted, rerun the same
-    command to resume.
-
-    Example: leadline study cascade --designs cascade-a2,cascade-af --tokens 512k --out runs/cascade
-    """
-
-    model: Model = Model(blocks=BLOCKS)
-    logging: Logging = Logging(evaluate_tokens=65_536)
-    out: Path = Path("runs/cascade")
-
-    designs: str | None = None
-    """Designs to compare, separated by commas; each taper's control joins. Unless given: cascade-a2, -f1, -f2, -af,
-    -reverse and -middle."""
-
-    deeper: str | None = None
-    """Those of the designs that also take part with more layers, until they cost the same at about the baseline's
-    tokens, or none; cascade-a2 with the default designs, unless --by makes all deeper."""
-
-    baseline: str = "prenorm"
-    """The uniform design; with another connection here, put it into the designs too: "mgr + cascade-a2"."""
-
-    by: By = "tokens"
-    """What makes costs equal: tokens, blocks, or the MLP's width; +tokens takes what is left over up in tokens."""
-
-    speed_rounds: Positive = 51
-    """Rounds in which all models generate, after the warm-up."""
-
-    speed_batch: Positive = 16
-    """Sequences at once for the throughput."""
-
-    speed_group: Positive = 16
-    """Tokens that a model generates in its turn."""
 
 
 @dataclass(frozen=True, kw_only=True)

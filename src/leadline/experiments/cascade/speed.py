@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from leadline.bench.rounds import Candidate, run_rounds, timer_for, what_is_timed
+from leadline.choices import Backend
 from leadline.config import to_dict
-from leadline.errors import LeadlineError, UsageError
+from leadline.errors import LeadlineError
 from leadline.experiments.machine import describe_machine
 from leadline.files import check_sum, write_json_with_sum
 from leadline.medians import Median, median_of, ratios
 from leadline.models import Decoder, stream_tokens
 from leadline.ops import use_backend
-from leadline.ops.choice import Backend
 from leadline.pruning.speed import torch_threads
 from leadline.reading import read_json
 
@@ -62,11 +62,6 @@ class SpeedOptions:
     device: str = "cpu"
     backend: Backend = "auto"
     threads: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "group", "batch"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--speed-{name} {getattr(self, name)} is too small; 1 or more work")
 
     @property
     def prompt(self) -> int:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from leadline.errors import LeadlineError
-from leadline.experiments.compare.config import CompareConfig, DesignArm, arms_of, shipped_sweeps
+from leadline.experiments.compare.arms import DesignArm, arms_of, shipped_sweeps
+from leadline.experiments.compare.config import CompareConfig
 from leadline.experiments.compare.report.page import render
 from leadline.experiments.compare.speed import measured_speeds, ratio_of
 from leadline.experiments.compare.verdict import verdict
@@ -61,8 +62,8 @@ class Compare(Experiment[CompareConfig]):
     def train(self) -> dict[str, str]:
         """See `Experiment`; seed by seed, so that what is there after a while can be compared."""
         if self.arms[0].sweep:
-            self.work([self._sweep_job(arm, rate) for arm in self.arms for rate in arm.sweep])
-            self.sweeps = [self._swept(arm) for arm in self.arms]
+            self.work([self.sweep_job(arm, rate) for arm in self.arms for rate in arm.sweep])
+            self.sweeps = [self.swept(arm) for arm in self.arms]
             rates = {curve["design"]: curve["chosen"] for curve in self.sweeps}
             self.arms = tuple(
                 dataclasses.replace(arm, learning_rate=rates[arm.name], config=arm.config.replaced(lr=rates[arm.name]))
@@ -70,15 +71,16 @@ class Compare(Experiment[CompareConfig]):
             )
         return self.work([arm.job(self.out, seed, turn) for turn, seed in enumerate(self.seeds) for arm in self.arms])
 
-    def _sweep_job(self, arm: DesignArm, rate: float) -> Job:
+    def sweep_job(self, arm: DesignArm, rate: float) -> Job:
+        """A run of the sweep of learning rates."""
         one = dataclasses.replace(arm, config=arm.config.replaced(lr=rate), measure=None)
         job = one.job(self.out, self.sweep_seed)
         folder = job.folder.with_name(f"{job.folder.name}-lr{rate:g}")
         return dataclasses.replace(job, label=f"{arm.name} at {rate:g}", folder=folder)
 
-    def _swept(self, arm: DesignArm) -> dict[str, Any]:
+    def swept(self, arm: DesignArm) -> dict[str, Any]:
         """A design's losses over the grid and the best rate; the planned one where no run finished."""
-        runs = {rate: read_run(self._sweep_job(arm, rate).folder) for rate in arm.sweep}
+        runs = {rate: read_run(self.sweep_job(arm, rate).folder) for rate in arm.sweep}
         if damaged := [str(run.error) for run in runs.values() if run.status == "damaged"]:
             raise LeadlineError(f"{'; '.join(damaged)}; the same command with --rerun trains the run again")
         bits = {rate: run.value("bits_per_byte") for rate, run in runs.items()}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from leadline.choices import Backend
 from leadline.errors import UsageError
 from leadline.ops.bounded_tanh import lean, reference
-from leadline.ops.choice import Backend, chosen
+from leadline.ops.choice import chosen
 
 __all__ = ["attention_gain", "bounded_tanh", "bounded_tanh_reuse"]
 

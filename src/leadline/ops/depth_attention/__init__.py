@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from leadline.choices import Backend
 from leadline.errors import UsageError
-from leadline.ops.choice import Backend, chosen
+from leadline.ops.choice import chosen
 from leadline.ops.depth_attention import compiled
 from leadline.ops.depth_attention.ahead import Ahead, read_ahead, read_on
 from leadline.ops.depth_attention.lean import read_few, read_lean

@@ -22,8 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from leadline.choices import Backend
 from leadline.errors import UsageError
-from leadline.ops.choice import Backend, chosen
+from leadline.ops.choice import chosen
 from leadline.ops.depth_attention.reference import source_root
 from leadline.ops.precision import few_numbers, no_autocast, wide
 

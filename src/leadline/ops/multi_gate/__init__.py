@@ -6,8 +6,9 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from leadline.choices import Backend
 from leadline.errors import UsageError
-from leadline.ops.choice import Backend, chosen
+from leadline.ops.choice import chosen
 from leadline.ops.multi_gate import compiled
 from leadline.ops.multi_gate.lean import multi_gate_step_lean
 from leadline.ops.multi_gate.reference import multi_gate_step_reference

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from leadline.choices import Backend
 from leadline.errors import UsageError
 from leadline.ops.bodies import run
-from leadline.ops.choice import Backend, Implementation, chosen
+from leadline.ops.choice import Implementation, chosen
 from leadline.ops.multi_gate import compiled, lean
 from leadline.ops.multi_gate.slots import InversionError, Slot
 from leadline.ops.precision import no_autocast, wide

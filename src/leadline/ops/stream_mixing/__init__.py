@@ -10,8 +10,9 @@ from typing import Literal
 
 from torch import Tensor
 
+from leadline.choices import Backend
 from leadline.errors import UsageError
-from leadline.ops.choice import Backend, chosen
+from leadline.ops.choice import chosen
 from leadline.ops.next_norm import NextNorm
 from leadline.ops.precision import no_autocast
 from leadline.ops.stream_mixing import lean, reads, reference

@@ -7,14 +7,13 @@ criterion. Source of the claim: CascadeFlow Pruning, arXiv 2606.26538. The proto
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from leadline.designs import count_flops, resolve, settings
 from leadline.errors import LeadlineError, UsageError
 from leadline.experiments.engine import Arm, Experiment, Say
-from leadline.experiments.options import ExperimentConfig, budget_of
+from leadline.experiments.options import budget_of
+from leadline.experiments.pruning.config import PruningConfig
 from leadline.experiments.results import INSTALL, Judged, Judgement, facts, judged, opening
 from leadline.experiments.runs import measured
 from leadline.experiments.statistics import SMALLEST_EFFECT
@@ -25,66 +24,12 @@ from leadline.pruning.sweep import SweepWish, asked_of, hash_of_task, sweep
 from leadline.pruning.sweep_memory import MEMORY_FILE, SweepMemory
 from leadline.pruning.tasks import Task, check_task, read_task
 from leadline.report.page import render
-from leadline.sections import NotNegative, Positive
-from leadline.training.config import Logging
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
 
 TOKENS = 307_200
 """Of each run at `tiny` by default: eight seeds, which tell differences that three don't, take about 20 minutes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PruningConfig(ExperimentConfig):
-    """Models trained with their gradient shares, cut by every criterion: perplexity against ratio, and rank stability.
-
-    Trains one model for each seed, then cuts them at every ratio by every criterion; cfp by every definition of the
-    gradient share. Interrupted, rerun the same command to resume.
-
-    Example: leadline study pruning --seeds 3 --out runs/pruning
-    """
-
-    logging: Logging = Logging(evaluate_tokens=32_000)
-    out: Path = Path("runs/pruning")
-
-    seeds: str = "8"
-    """How many models (3 means seeds 0, 1, 2), or which seeds (0,1,5); 2 or more."""
-
-    design: str = "prenorm"
-    """The design of the models."""
-
-    sweep: str = "0.1,0.2,0.3,0.5"
-    """Shares of the blocks to cut."""
-
-    criteria: str | None = None
-    """Which criteria, separated by commas; all that fit unless given."""
-
-    unit: Literal["block", "sublayer"] = "block"
-    """What is cut: whole blocks, or attention and MLP apart."""
-
-    protect_first: NotNegative = 0
-    """Blocks from the start that stay."""
-
-    protect_last: NotNegative = 0
-    """Blocks from the end that stay."""
-
-    normalised: bool = False
-    """For cfp: shares of norms divided by √(number of parameters), which tapered designs need."""
-
-    task: Path | None = None
-    """Questions to answer at every ratio, JSON lines with question, choices and answer (from 0)."""
-
-    calibration_tokens: Positive = 8_000
-    """Tokens that criteria read, from the training part."""
-
-    @property
-    def ratios(self) -> tuple[float, ...]:
-        """The shares of the blocks to cut."""
-        try:
-            return tuple(float(part) for part in self.sweep.split(",") if part.strip())
-        except ValueError:
-            raise UsageError(f"sweep={self.sweep!r} is not a list of numbers; 0.1,0.2,0.5 works") from None
 
 
 class Pruning(Experiment[PruningConfig]):
