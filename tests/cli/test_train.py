@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -11,9 +10,12 @@ from typing import Any
 import pytest
 
 from leadline.cli.main import main
-from leadline.cli.train import Arguments, Pace, Progress, configuration, duration, plan_lines, progress
+from leadline.cli.options import parse
+from leadline.cli.train import Arguments, Pace, Progress, plan_lines, progress
 from leadline.data import prepare
 from leadline.errors import UsageError
+from leadline.experiments.compare.config import CompareConfig
+from leadline.report.words import duration
 from leadline.training import RunConfig
 from leadline.training.resolve import decide
 
@@ -63,15 +65,18 @@ def test_a_note(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--steps", "3", "--tokens", "1k"), "--tokens and --steps"),
+        (("--steps", "3", "--tokens", "1k"), "--tokens 1000 and --steps 3 both say"),
         (("--steps", "some"), "--steps 'some' is not a count"),
         (("--tokens", "1.00001"), "--tokens '1.00001' is not a whole number"),
         (("--evaluate-tokens", "few"), "--evaluate-tokens 'few'"),
         (("--lr", "-1"), "--lr -1"),
         (("--preset", "tini"), "Did you mean tiny"),
-        (("--accumulation", "3"), "--accumulation 3"),
+        (("--grad-accumulation", "3"), "--grad-accumulation 3"),
         (("--data", "sotuu"), "Did you mean sotu"),
         (("--device", "abacus"), "--device abacus"),
+        (("--momentum", "0.5"), "--momentum 0.5 does nothing without --optimizer sgd; give both"),
+        (("--exit-every", "2"), "--exit-every 2 does nothing without --exit-loss 1"),
+        (("--config", "nowhere.toml"), "--config nowhere.toml can't be read"),
     ],
 )
 def test_bad_options(
@@ -84,30 +89,82 @@ def test_bad_options(
     assert not (tmp_path / "run").exists()
 
 
-def test_options_reach_the_run(tmp_path: Path) -> None:
-    """Every option but those that are spelt differently; a new one that is forgotten is found here."""
-    plain = Arguments(design="mgr", out=tmp_path)
-    renamed = {"lr", "blocks", "steps", "out", "json", "resume"}
-    fields = {f.name for f in dataclasses.fields(RunConfig)}
-    assert {f.name for f in dataclasses.fields(Arguments)} - renamed <= fields
-    assert fields - {f.name for f in dataclasses.fields(Arguments)} == {"learning_rate", "shape"}
-    changes: dict[str, Any] = {
-        "tokens": "4k",
-        "lr": 0.5,
-        "blocks": 3,
-        "batch_size": 7,
-        "clip": None,
-        "schedule": "wsd",
-        "decay_embeddings": True,
-        "evaluate_tokens": "1k",
-        "final_fraction": 0.0,
-    }
-    config = configuration(dataclasses.replace(plain, **changes))
-    assert (config.tokens, config.learning_rate, config.shape) == (4000, 0.5, {"blocks": 3})
-    assert (config.batch_size, config.clip, config.schedule, config.decay_embeddings) == (7, None, "wsd", True)
-    assert (config.evaluate_tokens, config.final_fraction) == (1000, 0.0)
-    defaults = configuration(plain)
-    assert defaults == RunConfig.of(design="mgr", data="sotu")
+def read(*words: str) -> Arguments:
+    return parse(Arguments, ["mgr", "--out", "run", *words], "leadline train")
+
+
+def test_options_reach_the_run() -> None:
+    """The command line reads the configuration itself, section by section."""
+    config = read(
+        *["--tokens", "4k", "--lr", "0.5", "--blocks", "3", "--batch-size", "7", "--clip", "None", "--schedule", "wsd"],
+        *["--decay-embeddings", "--evaluate-tokens", "1k", "--final-fraction", "0", "--seed", "0"],
+    )
+    assert (config.data.tokens, config.optimizer.lr, config.model.shape) == (4000, 0.5, {"blocks": 3})
+    assert (config.data.batch_size, config.optimizer.clip, config.schedule.schedule) == (7, None, "wsd")
+    assert (config.optimizer.decay_embeddings, config.logging.evaluate_tokens) == (True, 1000)
+    assert config.schedule.final_fraction == 0.0
+    plain = read()
+    assert RunConfig(design=plain.design, seed=plain.seed, **plain.sections()) == RunConfig.of("mgr")
+
+
+def test_old_spellings_work_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    config = read("--recompute", "--accumulation", "4")
+    assert (config.runtime.activation_checkpointing, config.data.grad_accumulation) == (True, 4)
+    assert capsys.readouterr().err == (
+        "leadline: warning: --recompute is now --activation-checkpointing; the old name goes in the next version\n"
+        "leadline: warning: --accumulation is now --grad-accumulation; the old name goes in the next version\n"
+    )
+    asked = ["prenorm", "lns", "--lr", "lns=1e-3,prenorm=2e-3"]
+    assert parse(CompareConfig, asked, "leadline compare").rates == "lns=1e-3,prenorm=2e-3"
+    assert "--lr is now --rates" in capsys.readouterr().err
+    assert parse(CompareConfig, ["--lr", "1e-3"], "leadline compare").optimizer.lr == 0.001
+    assert not capsys.readouterr().err
+    assert not read("--no-recompute").runtime.activation_checkpointing
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("flat.toml", 'tokens = 500\nclip = 0.5\nblocks = 3\nschedule = "wsd"\n'),
+        (
+            "nested.toml",
+            '[data]\ntokens = 500\n[optimizer]\nclip = 0.5\n[model]\nblocks = 3\n[schedule]\nschedule = "wsd"',
+        ),
+        (
+            "run.json",
+            '{"config": {"design": "lns", "data": {"tokens": 500}, "clip": 0.5, "blocks": 3, "schedule": "wsd"}}',
+        ),
+    ],
+)
+def test_options_from_a_file(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    config = read("--config", str(tmp_path / name), "--blocks", "4")
+    assert (config.data.tokens, config.optimizer.clip, config.schedule.schedule) == (500, 0.5, "wsd")
+    assert config.model.blocks == 4, "the command line overrides the file"
+    assert config.data.data == "sotu"
+    assert config.design == "mgr"
+
+
+def test_a_folder_repeats_its_run(data: Path, tmp_path: Path) -> None:
+    assert main(small(data, tmp_path / "run", "--steps", "2", "--seed", "3", "--clip", "0.5")) == 0
+    assert main(["train", "--config", str(tmp_path / "run"), "--out", str(tmp_path / "again")]) == 0
+    first, again = (json.loads((tmp_path / name / "run.json").read_text())["config"] for name in ("run", "again"))
+    assert again == first
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.toml", "tokns = 5", "'tokns' is not an option; known: .*Did you mean tokens"),
+        ("x.toml", 'tokens = "5k"', "tokens should be int, not '5k'"),
+        ("x.toml", "tokens = ", r"--config .*x\.toml is neither TOML \(\.toml\) nor JSON"),
+        ("x.json", "[1]", "should hold options by name"),
+    ],
+)
+def test_a_file_that_does_not_work(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=message):
+        read("--config", str(tmp_path / name))
 
 
 def test_what_a_run_will_do_is_said_before_it(data: Path) -> None:
@@ -128,17 +185,14 @@ def test_what_a_run_will_do_is_said_before_it(data: Path) -> None:
     for more, what in (
         ({"compile": True}, "compiling the model: "),
         ({"compile_blocks": True}, "compiling the model: "),
-        ({"backend": "compiled"}, "compiling the operators along depth: "),
+        ({"backend": "compiled"}, "compiling the depth operators: "),
     ):
         assert lines(**more)[2].startswith(what)
 
 
-def test_steps_follow_the_presets_batch(tmp_path: Path) -> None:
-    plain = Arguments(design="mgr", out=tmp_path, steps="10")
-    assert configuration(plain).tokens == 10 * 1024
-    assert configuration(dataclasses.replace(plain, context=32)).tokens == 10 * 8 * 32
-    with pytest.raises(UsageError, match="preset"):
-        configuration(dataclasses.replace(plain, preset="none"))
+def test_steps_follow_the_presets_batch() -> None:
+    assert decide(RunConfig.of("mgr", steps=10)).config.data.tokens == 10 * 1024
+    assert decide(RunConfig.of("mgr", steps=10, context=32)).config.data.tokens == 10 * 8 * 32
 
 
 def told(step: int, steps: int = 100) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def test_a_damaged_summary(config: Any, run: Path) -> None:
         ({"clip": None}, "--clip 1.0, not unset"),
         ({"steps": 7}, "--tokens 192, not 224"),
         ({"shape": {"blocks": 3, **REST}}, "--blocks 2, not 3"),
-        ({"shape": REST}, "--blocks 2, not unset"),
+        ({"shape": REST}, "--blocks 2, not 24"),
         ({"precision": "bfloat16"}, "--precision float32, not bfloat16"),
     ],
 )

@@ -21,6 +21,7 @@ from leadline.models.config import RepeatConfig
 from leadline.training import GradientShare, load_gradient, load_model, train
 from leadline.training.interventions import equalise, equalised_updates
 from leadline.training.resolve import decide
+from leadline.training.run_folder import read_run_file
 
 Lines = Callable[[Path], list[dict[str, Any]]]
 SHAPE = ShapeConfig(dim=8, blocks=3, heads=2, kv_heads=2, head_dim=4, hidden=12, context=16)
@@ -134,7 +135,7 @@ def test_repeated_blocks(config: Any, tmp_path: Path) -> None:
     plain = decide(config(shape=shape))
     model, _ = load_model(tmp_path)
     assert model.config == dataclasses.replace(plain.model, repeat=RepeatConfig(last=2, times=3))
-    assert json.loads((tmp_path / "run.json").read_text())["config"]["repeat"] == "2x3"
+    assert read_run_file(tmp_path)["config"]["repeat"] == "2x3"
     # One forward pass through the unrolled stack: 7 blocks' FLOPs, 3 blocks' parameters.
     assert summary.parameters == sum(p.numel() for p in Decoder(plain.model).parameters())
     assert summary.flops_per_token > 1.5 * json.loads(json.dumps(plain.describe()))["flops_per_token"]
@@ -206,7 +207,7 @@ def test_a_window_of_the_run(config: Any, tmp_path: Path, lines: Lines) -> None:
     rows = [record["gradient_norm"] for record in lines(tmp_path / "depth.jsonl")][2:4]
     sums = [sum(column) for column in zip(*rows, strict=True)]
     assert found["share"] == pytest.approx([each / sum(sums) for each in sums])
-    with pytest.raises(UsageError, match="--gradient-from 7 is after the run's last step, 6"):
+    with pytest.raises(UsageError, match="gradient_from=7 is after the run's last step, 6"):
         decide(config(gradient_from=7))
 
 

@@ -284,7 +284,7 @@ def test_too_little_memory(config: Any, tmp_path: Path) -> None:
     def fail(told: dict[str, Any]) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(LeadlineError, match=r"too little memory .* --accumulation"):
+    with pytest.raises(LeadlineError, match=r"too little memory .* --grad-accumulation"):
         train(config(), tmp_path, on_step=fail)
 
 

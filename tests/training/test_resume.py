@@ -20,7 +20,9 @@ from leadline.errors import UsageError
 from leadline.models import Decoder
 from leadline.training import RunConfig, load_gradient, load_model, train
 from leadline.training.checkpoint import checkpoints, find_checkpoint
+from leadline.training.config import SHAPE
 from leadline.training.evaluation import Evaluation
+from leadline.training.run_folder import read_run_file
 
 Lines = Callable[[Path], list[dict[str, Any]]]
 DESIGNS = ("prenorm", "attnres-block", "mgr", "mhc-lite", "bhyt", "layerscale")
@@ -101,8 +103,11 @@ def test_a_run_of_an_earlier_version_goes_on(config: Any, tmp_path: Path, lines:
     stopped(config(), tmp_path / "old", 3)
     path = tmp_path / "old" / "run.json"
     content = json.loads(path.read_text())
-    for name in LATER:
-        del content["config"][name]
+    options = read_run_file(tmp_path / "old")["config"]
+    earlier = {"momentum": 0.9, "decay": 0.2, "exit_curriculum": "rotational", "exit_weights": "even"}
+    options |= {"shape": {name: options.pop(name) for name in SHAPE}, **earlier}
+    options = {RENAMED.get(name, name): value for name, value in options.items() if name != "steps"}
+    content["config"] = {name: value for name, value in options.items() if name not in LATER}
     del content["layerskip"], content["model"]["repeat"], content["model"]["cut"]
     path.write_text(json.dumps(content))
     path = checkpoints(tmp_path / "old")[-1] / "state.json"
@@ -116,6 +121,7 @@ def test_a_run_of_an_earlier_version_goes_on(config: Any, tmp_path: Path, lines:
     assert_same_run(tmp_path / "whole", tmp_path / "old", lines)
 
 
+RENAMED = {"lr": "learning_rate", "grad_accumulation": "accumulation", "activation_checkpointing": "recompute"}
 LATER = (
     "optimizer",
     "momentum",
@@ -264,7 +270,7 @@ def test_a_signal_saves_and_exits_130(data: Path, tmp_path: Path, number: signal
     _, rest = process.communicate(timeout=240)
     assert process.returncode == 130, first + rest
     assert first.startswith("step 1/100000")
-    assert "the same command goes on" in rest
+    assert "rerun the same command to resume" in rest
     assert "Traceback" not in rest
     (saved,) = checkpoints(out)
     assert not list(out.glob("**/*.partial"))

@@ -48,7 +48,7 @@ def parse(arguments: type, words: Sequence[str], prog: str) -> Any:
     """
     import tyro
 
-    words = [_renamed(word) for word in words]
+    words = [_renamed(*pair) for pair in itertools.pairwise([*words, ""])]
     check(words, dict(_options(arguments)), prog)
     words, file = _config_file(arguments, words)
     for each in _dataclasses(arguments):
@@ -137,12 +137,16 @@ def _config_file(arguments: type, words: Sequence[str]) -> tuple[list[str], Path
     return kept, file
 
 
-def _renamed(word: str) -> str:
+def _renamed(word: str, after: str) -> str:
+    """An option in its present spelling; warns of one that has changed."""
     name, equals, value = word.removeprefix("--").partition("=")
     bare = name.removeprefix("no-")
-    if not word.startswith("--") or bare not in RENAMED:
+    new = RENAMED.get(bare, bare)
+    if bare == "lr" and not (value if equals else after).replace(".", "").replace("-", "").isalnum():
+        new = "rates"  # design=rate, which --lr took as well
+    if not word.startswith("--") or new == bare:
         return word
-    new = name.replace(bare, RENAMED[bare])
+    new = name.replace(bare, new)
     print(f"leadline: warning: --{name} is now --{new}; the old name goes in the next version", file=sys.stderr)
     return f"--{new}{equals}{value}"
 

@@ -39,9 +39,9 @@ FREE = ("data", "checkpoint_every", "keep", "device", "tensorboard", "log_to")
 RENAMED = {"accumulation": "grad_accumulation", "recompute": "activation_checkpointing", "learning_rate": "lr"}
 """Fields of runs of earlier versions, whose configuration had no sections."""
 PARTNERS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-    "momentum": lambda run: run["optimizer"] == "sgd",
-    "decay": lambda run: run["schedule"] == "wsd",
-    **dict.fromkeys(("exit_curriculum", "exit_every", "exit_weights"), lambda run: run["exit_loss"] > 0),
+    "momentum": lambda run: run.get("optimizer") == "sgd",
+    "decay": lambda run: run.get("schedule") == "wsd",
+    **dict.fromkeys(("exit_curriculum", "exit_every", "exit_weights"), lambda run: run.get("exit_loss", 0) > 0),
 }
 """Options that do nothing in a run for which this is false."""
 
