@@ -57,8 +57,7 @@ def correlate(
     counts = _resampled_counts(len(pairs[0]), resamples, seed)
     found = {}
     for kind in KINDS:
-        values = _RESAMPLED[kind](*pairs, counts)
-        low, high = _quantiles(values)
+        low, high = central(coefficients(kind, *pairs, counts))
         missing = "every resample was constant" if low is None else None
         found[kind] = Correlation(value=_value(kind, *pairs), low=low, high=high, reason=missing)
     return found
@@ -96,9 +95,18 @@ def correlate_runs(
     }
 
 
+def coefficients(kind: str, x: Numbers, y: Numbers, counts: Numbers) -> Numbers:
+    """ "pearson", "spearman" or "kendall" of resamples of the pairs (x_i, y_i); NaN where one is constant.
+
+    Args:
+        counts: how often each pair enters each resample, (resamples, pairs).
+    """
+    return _RESAMPLED[kind](x, y, counts)
+
+
 def _value(kind: str, x: Numbers, y: Numbers) -> float:
     """The coefficient of the pairs themselves: that of the resample in which each enters once."""
-    return float(_RESAMPLED[kind](x, y, np.ones((1, len(x))))[0])
+    return float(coefficients(kind, x, y, np.ones((1, len(x))))[0])
 
 
 def _over_runs(values: list[float | None], why: str, resamples: int, seed: int) -> Correlation:
@@ -111,7 +119,7 @@ def _over_runs(values: list[float | None], why: str, resamples: int, seed: int) 
     if len(defined) < 2:
         return Correlation(value=mean, reason=f"one run alone has a coefficient; {left_out}", runs=runs)
     counts = _resampled_counts(len(defined), resamples, seed)
-    low, high = _quantiles(counts @ defined / len(defined))
+    low, high = central(counts @ defined / len(defined))
     return Correlation(value=mean, low=low, high=high, reason=left_out, runs=runs)
 
 
@@ -141,7 +149,8 @@ def _resampled_counts(size: int, resamples: int, seed: int) -> Numbers:
     return np.random.default_rng(seed).multinomial(size, [1.0 / size] * size, resamples).astype(np.float64)
 
 
-def _quantiles(values: Numbers) -> tuple[float | None, float | None]:
+def central(values: Numbers) -> tuple[float | None, float | None]:
+    """The percentile interval of the finite ones of some resampled values; None where there are none."""
     values = values[np.isfinite(values)]
     if len(values) == 0:
         return None, None

@@ -32,7 +32,6 @@ from leadline.experiments.gradient_fan_in.experiment import GradientFanIn
 from leadline.experiments.gradient_fan_in.measure import block_delta
 from leadline.experiments.gradient_fan_in.page import make_page
 from leadline.experiments.gradient_fan_in.statistics import (
-    coefficient,
     correlation,
     late,
     late_count,
@@ -43,7 +42,7 @@ from leadline.experiments.gradient_fan_in.verdict import judge
 from leadline.experiments.gradient_fan_in.verdict_fan_in import rho_words, support
 from leadline.experiments.jobs import Job
 from leadline.probes import TokenBatch, ablation
-from leadline.probes.correlation import KINDS
+from leadline.probes.correlation import KINDS, coefficients
 from leadline.stacks import stack_of
 from leadline.training import load_model
 from leadline.training.config import options_of
@@ -318,16 +317,18 @@ def test_the_command_line_repeats_what_was_asked() -> None:
 # ------------------------------------------------------------------------------------------------ statistics
 
 
-def test_coefficients_are_scipys_with_ties() -> None:
+def test_coefficients_of_resamples_are_scipys_with_ties() -> None:
     random_ = np.random.default_rng(0)
-    x, y = random_.integers(0, 4, (5, 9)).astype(float), random_.integers(0, 4, (5, 9)).astype(float)
-    found = {kind: coefficient(kind, x, y) for kind in KINDS}
-    for row in range(5):
-        assert found["pearson"][row] == pytest.approx(stats.pearsonr(x[row], y[row]).statistic)
-        assert found["spearman"][row] == pytest.approx(stats.spearmanr(x[row], y[row]).statistic)
-        assert found["kendall"][row] == pytest.approx(stats.kendalltau(x[row], y[row]).statistic)
+    x, y = (random_.integers(0, 4, 9).astype(float) for _ in range(2))
+    items = random_.integers(0, 9, (5, 9))
+    counts = np.stack([np.bincount(row, minlength=9) for row in items]).astype(float)
+    found = {kind: coefficients(kind, x, y, counts) for kind in KINDS}
+    for row, drawn in enumerate(items):
+        assert found["pearson"][row] == pytest.approx(stats.pearsonr(x[drawn], y[drawn]).statistic)
+        assert found["spearman"][row] == pytest.approx(stats.spearmanr(x[drawn], y[drawn]).statistic)
+        assert found["kendall"][row] == pytest.approx(stats.kendalltau(x[drawn], y[drawn]).statistic)
     for kind in KINDS:
-        assert np.isnan(coefficient(kind, np.full((1, 3), 0.1), np.array([[1.0, 2.0, 4.0]]))[0])
+        assert np.isnan(coefficients(kind, np.full(3, 0.1), np.array([1.0, 2.0, 4.0]), np.ones((1, 3)))[0])
 
 
 def rows(seeds: int, of_block: Any, blocks: int = 12) -> list[list[float]]:

@@ -22,7 +22,6 @@ from leadline.errors import LeadlineError, UsageError
 from leadline.experiments.gradient_fan_in.statistics import (
     Numbers,
     Row,
-    coefficient,
     complete,
     correlation,
     covering,
@@ -164,7 +163,9 @@ def _explained(share: list[Row], shape: list[Row]) -> tuple[Any, Any] | None:
     rows = complete(share, shape)
     if not rows or len(rows[0][0]) < 3:
         return None
-    of_runs = _squared(np.array([coefficient("pearson", np.array([x]), np.array([y]))[0] for x, y in rows]))
+    of_runs = _squared(
+        np.array([coefficients("pearson", np.array(x), np.array(y), np.ones((1, len(x))))[0] for x, y in rows])
+    )
     return None if np.isnan(of_runs).any() else (of_runs, resampled(rows, "pearson", _squared))
 
 

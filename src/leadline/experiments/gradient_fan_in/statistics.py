@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leadline.experiments.statistics import interval
-from leadline.probes.correlation import KINDS, LEVEL, RESAMPLES, Correlation, correlate
+from leadline.probes.correlation import KINDS, RESAMPLES, Correlation, central, coefficients, correlate
 
 Row = Sequence[float | None]
 Numbers = NDArray[np.float64]
@@ -82,7 +82,7 @@ def covering(drawn: Numbers, runs: Numbers, *, bounded: bool = True) -> tuple[fl
         runs: the value of every seed.
         bounded: a coefficient in [-1, 1], of which Student's t takes atanh.
     """
-    low, high = _central(drawn)
+    low, high = central(drawn)
     if low is None or high is None or len(runs) < 2:
         return low, high
     of_seeds = interval(runs.tolist())
@@ -128,31 +128,6 @@ def paired(values: Mapping[int, float | None], control: Mapping[int, float | Non
     return over_seeds(pairs)
 
 
-def coefficient(kind: str, x: Numbers, y: Numbers) -> Numbers:
-    """ "pearson", "spearman" or "kendall" of every row of x and y, both (R, L); NaN where a row is constant."""
-    if kind == "pearson":
-        return _cosine(_centred(x), _centred(y))
-    signs_x, signs_y = (np.sign(values[:, :, None] - values[:, None, :]) for values in (x, y))
-    if kind == "kendall":
-        return _cosine(signs_x, signs_y)
-    # The sum of an item's signs is twice its average rank, centred.
-    return _cosine(signs_x.sum(axis=2), signs_y.sum(axis=2))
-
-
-def _centred(values: Numbers) -> Numbers:
-    """Rows minus their means; what rounding leaves of a constant row is zero."""
-    found = values - values.mean(axis=1, keepdims=True)
-    return np.where(np.abs(found) > 1e-12 * np.abs(values).max(axis=1, keepdims=True), found, 0.0)
-
-
-def _cosine(a: Numbers, b: Numbers) -> Numbers:
-    a, b = a.reshape(len(a), -1), b.reshape(len(b), -1)
-    own = (a**2).sum(axis=1) * (b**2).sum(axis=1)
-    defined = own > 0
-    both = (a * b).sum(axis=1)
-    return np.where(defined, both / np.sqrt(np.where(defined, own, 1.0)), np.nan)
-
-
 def complete(x: Sequence[Row], y: Sequence[Row], drop_first: bool = False) -> list[Pair]:
     """The rows without the blocks that lack a value somewhere."""
     blocks = range(int(drop_first), min((len(row) for row in (*x, *y)), default=0))
@@ -172,18 +147,11 @@ def resampled(
         return np.zeros(0)
     random = np.random.default_rng(seed)
     items = random.integers(blocks, size=(RESAMPLES, blocks))
-    of_seed = [of(coefficient(kind, np.array(a)[items], np.array(b)[items])) for a, b in rows]
+    counts = (items[:, :, None] == np.arange(blocks)).sum(axis=1).astype(np.float64)
+    of_seed = [of(coefficients(kind, np.array(a), np.array(b), counts)) for a, b in rows]
     times = random.multinomial(len(rows), [1 / len(rows)] * len(rows), RESAMPLES) / len(rows)
     mean: Numbers = (times * np.stack(of_seed, axis=1)).sum(axis=1)
     return mean
-
-
-def _central(values: Numbers) -> tuple[float | None, float | None]:
-    values = values[np.isfinite(values)]
-    if len(values) == 0:
-        return None, None
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
 
 
 def _as_data(found: Correlation, runs: Sequence[float | None]) -> dict[str, Any]:
