@@ -28,6 +28,7 @@ from leadline.experiments.gradient_fan_in.statistics import (
     resampled,
 )
 from leadline.probes import fan_in
+from leadline.probes.correlation import coefficients
 from leadline.training.gradient_steps import DEFINITIONS, StepNorms, load_norms, shares
 
 EARLY = 0.1
