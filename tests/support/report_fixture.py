@@ -75,7 +75,7 @@ def results(
         "preset": {"name": "tiny", "blocks": blocks, "dim": 72, "heads": 3, "hidden": 192},
         "baseline": chosen[0],
         "seeds": list(range(seeds)),
-        "designs": designs,
+        "arms": designs,
         "learning_rates": [_sweep(d) for d in designs],
         "verdict": {"headline": headline, "sentences": sentences},
         "repeat": {
@@ -136,7 +136,12 @@ def _compare(design: dict[str, Any], baseline: dict[str, Any]) -> None:
     pairs = [a - b for a, b in zip(design["bits_per_byte"]["values"], baseline["bits_per_byte"]["values"], strict=True)]
     found = _estimate(pairs)
     beyond = None if found["low"] is None else found["low"] > 0 or found["high"] < 0
-    design["difference"] = {k: found[k] for k in ("mean", "low", "high")} | {"beyond_noise": beyond, "pairs": pairs}
+    design["difference"] = {k: found[k] for k in ("mean", "low", "high")} | {
+        "beyond_noise": beyond,
+        "pairs": pairs,
+        "matters": True,
+        "too_little_text": False,
+    }
 
 
 def _fail(design: dict[str, Any]) -> None:

@@ -36,11 +36,20 @@ Tone = Literal["plain", "better", "worse"]
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column of a table: its heading with the unit below it; `words` stand to the left, numbers to the right."""
+    """A column of a table: its heading with the unit below it; `words` stand to the left, numbers to the right.
+
+    A column that is `drawn` holds small pictures.
+    """
 
     heading: str
     unit: str = ""
     words: bool = False
+    drawn: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The class of its cells."""
+        return "f" if self.drawn else "" if self.words else "n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +60,18 @@ class Cell:
         below: what stands small under it, such as its interval.
         tone: colours the value as a verdict where it isn't "plain".
         strong: the column that decides.
+        toned: shown as a verdict also where that is plain.
+        drawing: a small picture in the place of the text.
+        link: where the text leads.
     """
 
     text: str
     below: str = ""
     tone: Tone = "plain"
     strong: bool = False
+    toned: bool = False
+    drawing: Markup | None = None
+    link: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,32 +177,25 @@ class Page:
             raise ValueError(f"sections and pictures have to have different names; twice there: {', '.join(twice)}")
 
 
-def render(page: Page, template: str = "page.html.j2", package: str = "leadline.report", **more: object) -> str:
-    """The page as one HTML file.
-
-    Args:
-        template: of `package`, extends `page.html.j2` where a report has parts of its own.
-        more: what those parts need.
-    """
-    environment = _environment(package)
+def render(page: Page) -> str:
+    """The page as one HTML file."""
+    environment = _environment()
     style = environment.get_template("report.css.j2").render(
         light=colours.variables(False), dark=colours.variables(True)
     )
-    return environment.get_template(template).render(
+    return environment.get_template("page.html.j2").render(
         page=page,
         style=Markup(style),
         colour_rules=Markup(_colour_rules(page.entries)),
         drawn=[entry for entry in page.entries if entry.drawn],
         sections=[section for section in page.sections if section.pictures],
-        **more,
     )
 
 
 @cache
-def _environment(package: str) -> jinja2.Environment:
-    packages = dict.fromkeys((package, "leadline.report"))
+def _environment() -> jinja2.Environment:
     return jinja2.Environment(
-        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(name) for name in packages]),
+        loader=jinja2.PackageLoader("leadline.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

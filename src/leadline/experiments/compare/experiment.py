@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from leadline.errors import LeadlineError
 from leadline.experiments.compare.arms import DesignArm, arms_of, shipped_sweeps
 from leadline.experiments.compare.config import CompareConfig
-from leadline.experiments.compare.report.page import render
+from leadline.experiments.compare.page import make_page
 from leadline.experiments.compare.speed import measured_speeds, ratio_of
 from leadline.experiments.compare.verdict import verdict
 from leadline.experiments.engine import Experiment, Say
@@ -20,6 +20,7 @@ from leadline.experiments.results import difference_as_data, finite, opening
 from leadline.experiments.runs import RunResult, against, measured, read_run
 from leadline.experiments.statistics import SMALLEST_EFFECT, Difference, Interval
 from leadline.files import write_text
+from leadline.report.page import render
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
@@ -128,7 +129,7 @@ class Compare(Experiment[CompareConfig]):
 
     def page(self, results: dict[str, Any]) -> str:
         """See `Experiment`."""
-        return render(results)
+        return render(make_page(results))
 
     def _facts(self, arm: DesignArm) -> dict[str, Any]:
         """What is known of a design without running it."""

@@ -10,7 +10,9 @@ import browser
 import pytest
 import report_fixture as fixture
 
-from leadline.experiments.compare.report import write_report
+from leadline.experiments.compare.page import make_page
+from leadline.files import write_text
+from leadline.report.page import render
 
 BINARY = browser.find()
 pytestmark = pytest.mark.skipif(
@@ -40,6 +42,10 @@ WIDER = """
 }).map(element => element.outerHTML.slice(0, 120))
 """
 SIZES = [(1280, 800), (390, 844), (360, 740)]
+
+
+def write_report(results: dict[str, Any], path: Path) -> None:
+    write_text(path, render(make_page(results)))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,318 @@
+"""The pictures of `leadline compare`: how designs learn, what blocks do along depth, what connections do inside."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from leadline.report import inside, svg
+from leadline.report.lines import Axis, LinePicture, Panel, Point, Series
+from leadline.report.over_blocks import by_block, by_sublayer, linear_below, over_blocks, series, signed_note
+from leadline.report.pictures import Entry, Numbers, Picture, Section
+from leadline.report.reading import some
+from leadline.report.words import count, fixed, listed, plain
+
+Arm = Mapping[str, Any]
+Shown = Sequence[tuple[Entry, Arm]]
+
+
+def sections(arms: Shown, results: Mapping[str, Any]) -> list[Section]:
+    """All pictures that have values."""
+    sweeps = results["learning_rates"]
+    return [
+        Section(
+            name="learning",
+            heading="How they learn",
+            opening="All designs see the same text in the same order.",
+            pictures=_there(_curves(arms), _distance(arms)),
+        ),
+        Section(
+            name="depth",
+            heading="Along depth",
+            opening=f"What {results['preset']['blocks']} blocks do, measured on held-out text after training. A block "
+            "is one attention and one MLP sublayer; blocks are counted from 0. Every design stands on the same axis.",
+            pictures=_there(
+                _growth(arms),
+                _reads(arms),
+                _outputs(arms),
+                _gradients(arms),
+                _removal(arms),
+                inside.angles(_found(arms, "angular_distance"), numbers=False),
+            ),
+        ),
+        Section(
+            name="inside",
+            heading="Inside the connections",
+            opening="What each connection shows of itself: these pictures exist only for the designs "
+            "that have such parts.",
+            pictures=_there(
+                inside.depth_weights(_found(arms, "depth_weights"), numbers=False),
+                # Hyper-connections call what they write with gates as well, but it replaces nothing.
+                inside.gates(_found([one for one in arms if not _values(one[1], "mixing")], "gates"), numbers=False),
+                inside.diversity(_found(arms, "stream_diversity"), numbers=False),
+                inside.mixing(_found(arms, "mixing"), numbers=False),
+            ),
+        ),
+        Section(
+            name="settings",
+            heading="Settings",
+            opening="No design should win or lose by its settings, so each runs at the learning rate that suits it.",
+            pictures=_there(_learning_rates(arms, sweeps)),
+        ),
+    ]
+
+
+def has_pictures(arm: Arm) -> bool:
+    """Whether a design is in any picture."""
+    return bool(_curve(arm)) or any(arm["depth"].values() if arm["depth"] else ())
+
+
+def _values(arm: Arm, name: str) -> list[Any]:
+    """Numbers along depth, empty where they were not measured."""
+    return (arm["depth"] or {}).get(name) or []
+
+
+def _found(arms: Shown, name: str) -> list[tuple[Entry, list[Any]]]:
+    return [(entry, _values(arm, name)) for entry, arm in arms]
+
+
+def _curve(arm: Arm) -> list[tuple[float, float]]:
+    """(tokens, held-out bits per byte)."""
+    curve = arm["curve"]
+    return list(zip(curve["tokens"], curve["bits_per_byte"], strict=True)) if curve else []
+
+
+def _there(*pictures: Picture | None) -> list[Picture]:
+    return [picture for picture in pictures if picture is not None]
+
+
+def _curves(arms: Shown) -> Picture | None:
+    shown = [(entry, _curve(arm)) for entry, arm in arms if _curve(arm)]
+    if not shown:
+        return None
+    everything = [y for _, curve in shown for _, y in curve]
+    last = max(x for _, curve in shown for x, _ in curve)
+    settled = [y for _, curve in shown for x, y in curve if x >= 0.2 * last] or everything
+    low, high = svg.limits([*settled, *(curve[-1][1] for _, curve in shown)])
+    cut = max(everything) > high
+    at = [dict(curve) for _, curve in shown]
+    picture = LinePicture(
+        label=f"Held-out bits per byte over training, for {listed([entry.name for entry, _ in shown])}.",
+        x=_tokens_axis(last),
+        y=Axis(label="held-out bits per byte", low=low, high=high if cut else svg.limits(everything)[1]),
+        panels=[Panel(title="", series=[series(entry, curve) for entry, curve in shown])],
+        tip=lambda name, x, y: f"{name}: {fixed(y)} bits per byte after {count(x)} tokens",
+    )
+    return Picture(
+        name="learning-curves",
+        heading="Learning curves",
+        reading="Each line is one design's loss on text it never trained on, so lower is better, "
+        "and a line that gets low further left learns from fewer tokens.",
+        note="The first steps lie above the picture." if cut else "",
+        body=picture.draw(),
+        numbers=Numbers(
+            head="tokens",
+            columns=[entry.name for entry, _ in shown],
+            rows=[
+                (f"{x:,.0f}", [fixed(values.get(x)) for values in at])
+                for x in sorted({x for values in at for x in values})
+            ],
+        ),
+    )
+
+
+def _distance(arms: Shown) -> Picture | None:
+    base = next(((entry, _curve(arm)) for entry, arm in arms if entry.baseline), None)
+    if base is None or not base[1]:
+        return None
+    lines = [
+        (entry, [(x, y - other) for x, y in _curve(arm) if (other := _at(base[1], x)) is not None])
+        for entry, arm in arms
+    ]
+    others = [(entry, points) for entry, points in lines if points and not entry.baseline]
+    if not others:
+        return None
+    last = max(x for _, points in others for x, _ in points)
+    low, high = svg.limits([y for _, points in others for x, y in points if x >= 0.2 * last] or [0.0], zero=True)
+    room, name = 0.06 * (high - low), base[0].name
+    picture = LinePicture(
+        label=f"Bits per byte minus the baseline's over training, for {listed([entry.name for entry, _ in others])}.",
+        x=_tokens_axis(last),
+        y=Axis(label=f"bits per byte minus {name}'s", low=low - room, high=high + room, shown=_signed),
+        panels=[Panel(title="", series=[series(entry, points) for entry, points in others])],
+        rule=(0.0, f"{name} = 0"),
+        tip=lambda name, x, y: f"{name}: {fixed(y, sign=True)} after {count(x)} tokens",
+    )
+    return Picture(
+        name="distance",
+        heading="Distance to the baseline",
+        reading=f"The same losses with {name}'s taken off at the same number of tokens, so a line below zero "
+        "is ahead of the baseline at that moment, and its slope says whether the lead grows.",
+        body=picture.draw(),
+    )
+
+
+def _growth(arms: Shown) -> Picture | None:
+    def relative(arm: Arm) -> list[Point]:
+        values = _values(arm, "block_output_rms")
+        base = values[1] if len(values) > 2 else None
+        return by_block(v / base if v is not None else None for v in values)[1:] if base else []
+
+    summed = any(_values(arm, "mixing") for _, arm in arms)
+    return over_blocks(
+        [_panel(arms, relative)],
+        log=True,
+        name="growth",
+        heading="Activation growth",
+        label="Block-output RMS relative to block 1, on a logarithmic axis",
+        axis="block-output RMS ÷ that of block 1",
+        reading="A line that climbs means that the signal handed to the next block keeps growing, which leaves each "
+        "later block a smaller share of it, while a level line means that depth stays open.",
+        note="A block's output is what the next block reads; the last point is the readout"
+        f"{', for hyper-connections the mean of their streams' if summed else ''}. Block 0 is left out: its jump comes "
+        "from the small embedding.",
+        rule=(1.0, "as large as after block 1"),
+        tip="{name}, block {x}: {y} times block 1",
+    )
+
+
+def _reads(arms: Shown) -> Picture | None:
+    return over_blocks(
+        [_panel(arms, lambda arm: by_sublayer(_values(arm, "read_rms")))],
+        log=True,
+        name="reads",
+        heading="What each sublayer reads",
+        label="RMS of what each sublayer reads before its norm, on a logarithmic axis",
+        axis="RMS of the read, before the norm",
+        reading="Each point is the size of what one sublayer sees of depth, so compare the slopes rather than "
+        "the heights.",
+        note="A read that averages k sources is about √k times smaller than their sum, by averaging alone; hence the "
+        "picture of outputs below.",
+        tip="{name}, {part}: {y}",
+        sublayers=True,
+    )
+
+
+def _outputs(arms: Shown) -> Picture | None:
+    panels = [
+        _panel(arms, lambda arm: by_block(_values(arm, "output_rms")[0::2]), "attention"),
+        _panel(arms, lambda arm: by_block(_values(arm, "output_rms")[1::2]), "MLP"),
+    ]
+    return over_blocks(
+        panels,
+        log=True,
+        name="outputs",
+        heading="What each sublayer writes",
+        label="RMS of what each sublayer returns, attention and MLP apart, on a logarithmic axis",
+        axis="RMS of the output",
+        reading="Where outputs grow along depth, later sublayers must write larger updates to have an effect on a "
+        "stream that grows as well.",
+        tip="{name}, block {x}: {y}",
+    )
+
+
+def _gradients(arms: Shown) -> Picture | None:
+    blocks = max((len(_values(arm, "gradient_share")) for _, arm in arms), default=0)
+    percent = _panel(arms, lambda arm: by_block(v and 100 * v for v in _values(arm, "gradient_share")))
+    return over_blocks(
+        [percent],
+        log=True,
+        name="gradient-share",
+        heading="Gradient share",
+        label="Share of the gradient's norm that each block received over training, in percent, on a logarithmic axis",
+        axis="share of all blocks' gradient norm, % (logarithmic)",
+        reading="Each point is the part of the training signal that reached a block over the whole run; "
+        "a line that falls means that the early blocks took most of it.",
+        rule=(100 / blocks, "an even share") if blocks else None,
+        tip="{name}, block {x}: {y} %",
+    )
+
+
+def _removal(arms: Shown) -> Picture | None:
+    linear = linear_below(v for _, arm in arms for v in some(_values(arm, "removal")))
+    return over_blocks(
+        [_panel(arms, lambda arm: by_block(_values(arm, "removal")))],
+        linear=linear,
+        zero=True,
+        rule=(0.0, ""),
+        name="removal",
+        heading="Loss when a block is removed",
+        label="Rise in held-out bits per byte when one block is left out, on a signed logarithmic axis",
+        axis="rise in bits per byte",
+        reading="Each point is what the trained model loses when this one block is skipped: a point near zero "
+        "means that the block can be skipped at little cost.",
+        note=signed_note(linear),
+        tip="{name} without block {x}: {y} bits per byte",
+        decimals=4,
+    )
+
+
+def _learning_rates(arms: Shown, sweeps: Sequence[Mapping[str, Any]]) -> Picture | None:
+    place = {entry.name: entry for entry, _ in arms}
+    drawn = []
+    for sweep in sweeps:
+        found = [(p["learning_rate"], p["bits_per_byte"]) for p in sweep["points"] if p["bits_per_byte"] is not None]
+        if found and sweep["design"] in place:
+            drawn.append((place[sweep["design"]], sorted(found), sweep))
+    if not drawn:
+        return None
+    rates = sorted({x for _, points, _ in drawn for x, _ in points})
+    values = sorted(y for _, points, _ in drawn for _, y in points)
+    usual = max(min(y for _, y in points) for _, points, _ in drawn)
+    top = usual + 1.5 * max(usual - values[0], 0.1)
+    cut = values[-1] > top * 1.02
+    low, high = svg.limits([v for v in values if v <= top] if cut else values, pad=0.07)
+    x_low, x_high = svg.limits(rates, log=True)
+    names = [entry.name for entry, _, _ in drawn]
+    picture = LinePicture(
+        label=f"Held-out bits per byte against the learning rate, for {listed(names)}.",
+        x=Axis(
+            label="learning rate (logarithmic)", low=x_low, high=x_high, log=True, at=[(r, plain(r)) for r in rates]
+        ),
+        y=Axis(label="held-out bits per byte", low=low, high=high),
+        panels=[Panel(title="", series=[_ringed(entry, points, sweep["chosen"]) for entry, points, sweep in drawn])],
+        tip=lambda name, x, y: f"{name} at {plain(x)}: {fixed(y)} bits per byte",
+        dots=True,
+    )
+    sources = list(dict.fromkeys(sweep["source"] for _, _, sweep in drawn))
+    at = [dict(points) for _, points, _ in drawn]
+    above = " Runs beyond the upper edge diverged or nearly so." if cut else ""
+    return Picture(
+        name="learning-rates",
+        heading="Sensitivity to the learning rate",
+        reading="The rings mark the learning rates used here; a flat line forgives a wrong choice, a steep one "
+        "does not.",
+        note=f"Points from: {listed(sources)}.{above}",
+        body=picture.draw(),
+        numbers=Numbers(
+            head="learning rate",
+            columns=names,
+            rows=[(plain(rate), [fixed(values.get(rate)) for values in at]) for rate in rates],
+        ),
+    )
+
+
+def _ringed(entry: Entry, points: Sequence[tuple[float, float]], chosen: float | None) -> Series:
+    ring = next(((x, y) for x, y in points if chosen and abs(x / chosen - 1) < 1e-6), None)
+    return Series(index=entry.index, name=entry.name, key=entry.short, points=points, ring=ring)
+
+
+def _panel(arms: Shown, points: Callable[[Arm], Sequence[Point]], title: str = "") -> Panel:
+    return Panel(title=title, series=[series(entry, points(arm)) for entry, arm in arms])
+
+
+def _tokens_axis(last: float) -> Axis:
+    return Axis(label="tokens trained on", low=0.0, high=last or 1.0, shown=lambda v: count(v, 2) if v else "0")
+
+
+def _signed(value: float) -> str:
+    return "0" if value == 0 else ("+" if value > 0 else "") + plain(value)
+
+
+def _at(curve: Sequence[tuple[float, float]], x: float) -> float | None:
+    """The curve's value at x by straight lines between its points; None outside of them."""
+    for (x0, y0), (x1, y1) in itertools.pairwise(curve):
+        if x0 <= x <= x1:
+            return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return curve[0][1] if len(curve) == 1 and curve[0][0] == x else None
