@@ -14,12 +14,15 @@ from html_structure import Structure
 
 import leadline
 from leadline.cli.main import main
-from leadline.cli.probe import Arguments, Progress, command_line, parts_of, run, wish
+from leadline.cli.probe import Arguments, Progress, run
+from leadline.cli.repeating import repeating
 from leadline.connections import Additive, Connection, MultiGate
 from leadline.data.prepare import prepare
 from leadline.data.tokenizers import ByteTokenizer
 from leadline.errors import LeadlineError, UsageError
+from leadline.experiments.probe import config as probe_config
 from leadline.experiments.probe import measuring as probing
+from leadline.experiments.probe.config import ProbeConfig
 from leadline.experiments.probe.measuring import names_of
 from leadline.models import AttentionConfig, Decoder, DecoderConfig, LayerConfig, MLPConfig
 from leadline.norms import RMSNorm
@@ -89,7 +92,7 @@ def hugging_face(folder: Path) -> None:
 
 
 def arguments(data: Path, out: Path, *found: Path, **more: Any) -> Arguments:
-    return Arguments(models=found, out=out, **{"data": str(data), "tokens": "96", "batch_size": 2, **more})
+    return Arguments(models=found, out=out, **{"data": str(data), "tokens": 96, "batch_size": 2, **more})
 
 
 def test_models_of_every_kind_stand_side_by_side(
@@ -129,14 +132,14 @@ def test_the_same_command_gives_the_same_numbers(data: Path, models: Path, tmp_p
 
 def test_ablation_reads_a_quarter_of_the_tokens_unless_told(data: Path, models: Path, tmp_path: Path) -> None:
     def tokens(**more: Any) -> tuple[int, int]:
-        run(arguments(data, tmp_path / "out", models / "plain", parts="ablation,lens", tokens="256", **more))
+        run(arguments(data, tmp_path / "out", models / "plain", parts="ablation,lens", tokens=256, **more))
         probe = json.loads((tmp_path / "out" / "results.json").read_text())["models"][0]["probe"]
         return probe["ablation"]["tokens"], probe["lens"]["tokens"]
 
     assert tokens() == (64, 256)
-    assert tokens(ablation_tokens="128") == (128, 256)
-    assert tokens(ablation_tokens="1") == (16, 256)
-    assert tokens(ablation_tokens="48", batch_size=2) == tokens(ablation_tokens="48", batch_size=16) == (48, 256)
+    assert tokens(ablation_tokens=128) == (128, 256)
+    assert tokens(ablation_tokens=1) == (16, 256)
+    assert tokens(ablation_tokens=48, batch_size=2) == tokens(ablation_tokens=48, batch_size=16) == (48, 256)
 
 
 def test_a_run_s_own_record_of_the_gradient_is_shown(data: Path, tmp_path: Path) -> None:
@@ -279,17 +282,17 @@ def test_interrupted_it_leaves_nothing(
 
 
 def test_parts() -> None:
-    assert parts_of("all") == PARTS
-    assert parts_of("ablation, activations") == ("activations", "ablation")
-    documented = Path(leadline.__file__).parent / "cli" / "probe.py"
-    options = documented.read_text()
+    assert ProbeConfig().chosen_parts() == PARTS
+    assert ProbeConfig(parts="ablation, activations").chosen_parts() == ("activations", "ablation")
+    options = Path(probe_config.__file__).read_text()
     assert all(part in options[options.index("    parts: str") :][:200] for part in PARTS)
 
 
 def test_the_command_repeats_the_arguments() -> None:
-    asked = Arguments(models=(Path("a b"), Path("c")), out=Path("out"), tokens="8k", layers="model.h", json=Path("x"))
-    assert command_line(asked) == "leadline probe 'a b' c --tokens 8k --layers model.h --out out"
-    assert wish(asked).tokens == 8000
+    asked = Arguments(models=(Path("a b"), Path("c")), out=Path("out"), tokens=8000, layers="model.h", json=Path("x"))
+    assert repeating(["probe", "a b", "c"], asked, without=("models", "json")) == (
+        "leadline probe 'a b' c --tokens 8k --layers model.h --out out"
+    )
 
 
 def test_names_are_as_long_as_it_takes() -> None:
@@ -344,7 +347,7 @@ def test_an_untrained_model_is_said_to_guess_and_a_trained_one_is_not(
             record_every=0,
         )
         train(config, tmp_path / name)
-        assert run(arguments(tmp_path / "data", tmp_path / "out", tmp_path / name, tokens="2k")) == 0
+        assert run(arguments(tmp_path / "data", tmp_path / "out", tmp_path / name, tokens=2000)) == 0
         said = capsys.readouterr().out
         page = " ".join(Structure((tmp_path / "out" / "report.html").read_text()).text)
         guesses = name == "untrained"

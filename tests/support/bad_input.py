@@ -524,7 +524,7 @@ PROBE = {
     "no model": Bad("probe --out out", ("name a MODEL",)),
     "something else": Bad("probe {text} --out out", ("holds no model", "config.json")),
     "one model of two": Bad("probe {run} nowhere --out out", ("nowhere is no folder",)),
-    "no tokens": _probe("--tokens 0", "--tokens '0'", "1 or more"),
+    "no tokens": _probe("--tokens 0", "--tokens 0", "1 or more"),
     "more ablation than text": _probe("--ablation-tokens 64", "--ablation-tokens 64", "up to 32"),
     "no context": _probe("--context 0", "--context 0", "1 or more"),
     "a context longer than the model's": _probe("--context 17", "--context 17", "16 tokens"),

@@ -1,6 +1,6 @@
 """One model or several measured along depth, on the same held-out text, into one set of results.
 
-    results = probe_models(["runs/prenorm", "SmolLM2"], ProbeWish(data="sotu"), command="")
+    results = probe_models(["runs/prenorm", "SmolLM2"], ProbeConfig(data="sotu"), command="")
     write_probe(results, Path("report"))
 
 The models are opened and measured one after the other, so that only one is in memory.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,70 +20,37 @@ from torch import nn
 import leadline
 from leadline.errors import LeadlineError, UsageError
 from leadline.experiments.machine import describe_machine
+from leadline.experiments.probe.config import ProbeConfig
 from leadline.experiments.probe.report import write_report
 from leadline.files import check_folder, check_writable, write_json
 from leadline.hub.library import one_line
 from leadline.hub.open import kind_of, open_model
 from leadline.hub.text import dataset_for, heldout_batches
 from leadline.models import DecoderConfig
-from leadline.probes.measure_stack import PARTS, measure_stack
+from leadline.probes.measure_stack import measure_stack
 from leadline.training.gradient_file import GRADIENT, load_gradient
-
-ABLATION = 4
-"""Ablation runs the model once for every block and sublayer, so unless told it gets this part of the tokens."""
 
 Progress = Callable[[str, str, int, int], None]
 """Told the model's name, the parts that run, how many batches are done, and of how many."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeWish:
-    """What to measure, on what.
-
-    Attributes:
-        data: a data set's name or folder.
-        tokens: held-out predictions at most; ablation_tokens of them for ablation, a quarter unless given.
-        context: predictions in a sequence; each model's own, but 512 at most, unless given.
-        batch_size: sequences in a pass. It changes time and memory, and what gradients are the mean of.
-        parts: of `leadline.probes.measure_stack.PARTS`.
-        layers: the name of the list of blocks, for Hugging Face models whose structure does not tell. It is not for
-            Leadline's own models, which may stand beside them.
-        device: where to measure.
-        seed: of the bootstrap intervals.
-    """
-
-    data: str
-    tokens: int = 32768
-    ablation_tokens: int | None = None
-    context: int | None = None
-    batch_size: int = 8
-    parts: tuple[str, ...] = PARTS
-    layers: str | None = None
-    device: str = "cpu"
-    seed: int = 0
-
-    @property
-    def removal_tokens(self) -> int:
-        """Held-out predictions for ablation, at most."""
-        return max(1, self.tokens // ABLATION) if self.ablation_tokens is None else self.ablation_tokens
-
-
 def probe_models(
-    paths: Sequence[Path], wish: ProbeWish, *, command: str = "", progress: Progress | None = None
+    paths: Sequence[Path], config: ProbeConfig, *, command: str = "", progress: Progress | None = None
 ) -> dict[str, Any]:
     """Measures every model and gives what results.json holds; `leadline.experiments.probe.report.values` lists it.
 
     Of several models one that fails is kept with its error, and the others are measured all the same.
 
     Raises:
-        UsageError: no models, one that is no folder, or a wish that can't be met.
+        UsageError: no models, one that is no folder, or an option that does not work.
         LeadlineError: the only model can't be measured.
     """
     check_paths(paths)
-    if wish.layers is not None and not any(kind_of(path) == "hugging-face" for path in paths):
+    parts = config.chosen_parts()
+    if config.layers is not None and not any(kind_of(path) == "hugging-face" for path in paths):
         raise UsageError(
-            f"--layers {wish.layers} is for Hugging Face models, and there is none here; the blocks of Leadline's own "
-            "are known"
+            f"--layers {config.layers} is for Hugging Face models, and there is none here; the blocks of Leadline's "
+            "own are known"
         )
     began = time.perf_counter()
     names = names_of(paths)
@@ -93,7 +59,7 @@ def probe_models(
     for path, name in zip(paths, names, strict=True):
         told = None if progress is None else _for_model(progress, name)
         try:
-            model, seen = _probe(path, wish, told)
+            model, seen = _probe(path, config, told)
         except LeadlineError as error:
             if len(paths) == 1:
                 raise
@@ -111,15 +77,15 @@ def probe_models(
         "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "seconds": time.perf_counter() - began,
         "machine": describe_machine(),
-        "data": {"name": wish.data, **data},
+        "data": {"name": config.data, **data},
         "settings": {
-            "tokens": wish.tokens,
-            "context": wish.context,
-            "batch_size": wish.batch_size,
-            "parts": list(wish.parts),
-            "layers": wish.layers,
-            "device": wish.device,
-            "seed": wish.seed,
+            "tokens": config.tokens,
+            "context": config.context,
+            "batch_size": config.batch_size,
+            "parts": list(parts),
+            "layers": config.layers,
+            "device": config.device,
+            "seed": config.seed,
         },
         "models": models,
     }
@@ -184,30 +150,30 @@ def _for_model(progress: Progress, name: str) -> Callable[[str, int, int], None]
 
 
 def _probe(
-    path: Path, wish: ProbeWish, progress: Callable[[str, int, int], None] | None
+    path: Path, config: ProbeConfig, progress: Callable[[str, int, int], None] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """One model's part of the results, and what they say of the data."""
     began = time.perf_counter()
-    layers = wish.layers if kind_of(path) == "hugging-face" else None
-    opened = open_model(path, wish.device, layers=layers)
-    if wish.context is not None and wish.context > opened.stack.context:
+    layers = config.layers if kind_of(path) == "hugging-face" else None
+    opened = open_model(path, config.device, layers=layers)
+    if config.context is not None and config.context > opened.stack.context:
         raise UsageError(
-            f"--context {wish.context} is more than the {opened.stack.context} tokens that {path} was made for"
+            f"--context {config.context} is more than the {opened.stack.context} tokens that {path} was made for"
         )
     gradient = _gradient(path, opened.stack.model)
-    data = dataset_for(opened, wish.data, lambda text: progress(text, 0, 0) if progress else None)
+    data = dataset_for(opened, config.data, lambda text: progress(text, 0, 0) if progress else None)
     text, fewer = (
-        heldout_batches(opened, data, context=wish.context, tokens=tokens, batch_size=wish.batch_size)
-        for tokens in (wish.tokens, min(wish.tokens, wish.removal_tokens))
+        heldout_batches(opened, data, context=config.context, tokens=tokens, batch_size=config.batch_size)
+        for tokens in (config.tokens, min(config.tokens, config.removal_tokens))
     )
     measured = measure_stack(
         opened.stack,
         text.batches,
-        parts=wish.parts,
+        parts=config.chosen_parts(),
         bytes_per_token=text.bytes_per_token,
         apart={"ablation": fewer.batches},
         progress=progress,
-        seed=wish.seed,
+        seed=config.seed,
     )
     model = {
         "kind": opened.kind,
