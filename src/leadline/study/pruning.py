@@ -19,10 +19,10 @@ from leadline.compare.statistics import SMALLEST_EFFECT
 from leadline.designs import count_flops, preset_named, resolve, settings
 from leadline.errors import LeadlineError, UsageError
 from leadline.ops.choice import Backend, check_backend
-from leadline.pruning import Amount, Reading, Wish, open_subject
+from leadline.pruning import Amount, EvaluationSettings, PruneConfig, open_model
 from leadline.pruning.report import headline, page
 from leadline.pruning.select import number_to_cut
-from leadline.pruning.sweep import SweepWish, asked_of, hash_of_task, sweep
+from leadline.pruning.sweep import SweepConfig, asked_of, hash_of_task, sweep
 from leadline.pruning.sweep_memory import MEMORY_FILE, SweepMemory
 from leadline.pruning.tasks import Task, check_task
 from leadline.study import results as shared
@@ -46,7 +46,7 @@ class PruningWish:
         tokens: of each run; the preset's unless given, at `tiny` 307,200.
         ratios: shares of the blocks to cut.
         criteria: all unless given.
-        normalised: cfp takes the shares that tapered designs need, see `leadline.pruning.Evidence`.
+        normalised: cfp takes the shares that tapered designs need, see `leadline.pruning.ScoringInputs`.
         task: questions to answer at each ratio.
     """
 
@@ -169,7 +169,7 @@ def make_plan(wish: PruningWish, data: DataSet) -> PruningPlan:
     return plan
 
 
-def _check_counts(wish: SweepWish, blocks: int) -> None:
+def _check_counts(wish: SweepConfig, blocks: int) -> None:
     """Raises UsageError where a ratio cuts nothing or too much of so many blocks, or angular is to cut sublayers."""
     amount, kind = wish.base.amount, wish.base.unit
     each = 1 if kind == "block" else 2
@@ -186,7 +186,7 @@ def _check_counts(wish: SweepWish, blocks: int) -> None:
         raise UsageError("--criteria angular: it chooses contiguous blocks; --unit block works")
 
 
-def asked(plan: PruningPlan, task: Task | None = None) -> SweepWish:
+def asked(plan: PruningPlan, task: Task | None = None) -> SweepConfig:
     """What the sweep is told.
 
     Raises:
@@ -194,17 +194,21 @@ def asked(plan: PruningPlan, task: Task | None = None) -> SweepWish:
     """
     if (None if task is None else hash_of_task(task)) != plan.task_hash:
         raise UsageError(f"the plan's task is {plan.task or 'none'}, with other questions than these")
-    reading = Reading(context=plan.context, stride=plan.context, tokens=plan.evaluate_tokens, batch_size=8)
+    evaluation = EvaluationSettings(
+        context=plan.context, stride=plan.context, tokens=plan.evaluate_tokens, batch_size=8
+    )
     amount = Amount(count=0, protect_first=plan.protect_first, protect_last=plan.protect_last)
-    base = Wish(
+    base = PruneConfig(
         amount=amount,
-        reading=reading,
+        evaluation=evaluation,
         criterion="random",
         unit=plan.unit,
         normalised=plan.normalised,
         calibration_tokens=plan.calibration_tokens,
     )
-    return SweepWish(ratios=plan.ratios, base=base, criteria=plan.criteria, task=task, smallest_effect=SMALLEST_EFFECT)
+    return SweepConfig(
+        ratios=plan.ratios, base=base, criteria=plan.criteria, task=task, smallest_effect=SMALLEST_EFFECT
+    )
 
 
 def run_study(
@@ -240,7 +244,7 @@ def run_study(
         if len(trained) < 2:
             reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
             raise LeadlineError(f"rank stability needs 2 trained models, and there are {len(trained)} ({reasons})")
-        subjects = [open_subject(folder, plan.device) for folder in trained]
+        subjects = [open_model(folder, plan.device) for folder in trained]
         memory = SweepMemory(asked_of(subjects, data, wish), out / MEMORY_FILE)
         if memory.dropped:
             say(f"everything is measured anew; {MEMORY_FILE} is of another sweep: {'; '.join(memory.dropped)}")
