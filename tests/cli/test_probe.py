@@ -199,7 +199,7 @@ def test_where_blocks_are_is_said_to_hugging_face_models_alone(data: Path, model
 
 
 def test_bad_places(data: Path, models: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nowhere is no folder"):
+    with pytest.raises(UsageError, match="nowhere is not a folder"):
         run(arguments(data, tmp_path / "out", models / "plain", Path("nowhere")))
     with pytest.raises(UsageError, match="holds no model"):
         run(arguments(data, tmp_path / "out", tmp_path))

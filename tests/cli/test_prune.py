@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +62,9 @@ def test_a_cut(runs: list[Path], data: Path, tmp_path: Path, capsys: pytest.Capt
     assert f"from 0): {' '.join(record['kept'])}\n" in said
     assert "on 128 held-out tokens of " in said
     assert "context 16, stride 16" in said
-    assert "scores from 64 tokens of the training part" in said
+    assert "scores from 64 tokens of the training split" in said
     assert f"{record['after']['perplexity']:.4f}" in said
-    assert "loaded again, its logits are those of passing the cut by" in said
+    assert "the reloaded model matches the original with those blocks skipped" in said
     assert main(["generate", str(out), "--prompt", "By", "--tokens", "3"]) == 0
     assert capsys.readouterr().out.startswith("By")
 
@@ -92,7 +94,7 @@ def test_healing_and_speed(runs: list[Path], data: Path, tmp_path: Path, capsys:
     said = capsys.readouterr().out
     assert "cut and healed" in said
     assert "prefill    batch 1 " in said
-    assert "those of the healed model" in said
+    assert "the reloaded model matches the healed model" in said
 
 
 def test_a_sweep(runs: list[Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,13 +191,13 @@ def test_a_sweep_does_not_mix_models(
         (("--blocks", "1", "--stride", "17", "--dry-run"), "--stride 17 is more than the context"),
         (("--blocks", "1", "--heal-lr", "0.1", "--dry-run"), "--heal-lr goes with --heal-tokens"),
         (("--blocks", "1", "--criteria", "cfp", "--dry-run"), "--criteria goes with --sweep"),
-        (("--blocks", "1", "--gradient-definition", "sum", "--dry-run"), "goes with it alone"),
+        (("--blocks", "1", "--gradient-definition", "sum", "--dry-run"), "goes with --criterion cfp alone"),
         (
             ("--sweep", "0.5", "--criteria", "taylor", "--gradient-definition", "clipped", "--dry-run"),
             "--gradient-definition is of cfp, and --criteria taylor is without it",
         ),
-        (("--sweep", "0.5", "--criterion", "cfp", "--dry-run"), "--criterion is for a single cut"),
-        (("--sweep", "half", "--dry-run"), "--sweep 'half' is no list of numbers"),
+        (("--sweep", "0.5", "--criterion", "cfp", "--dry-run"), "--criterion is for a single pruning"),
+        (("--sweep", "half", "--dry-run"), "--sweep 'half' is not a list of numbers"),
         (("--sweep", "0.5", "--seeds", "none", "--dry-run"), "--seeds 'none'"),
         (("--blocks", "1", "--device", "abacus", "--dry-run"), "--device abacus"),
         (("--blocks", "1", "--calibration-tokens", "few", "--dry-run"), "--calibration-tokens 'few'"),
@@ -212,7 +214,7 @@ def test_bad_usage(
 
 def test_models(runs: list[Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words(runs, data, "--blocks", "1", "--dry-run")) == 2
-    assert "2 models are given; a cut takes one" in capsys.readouterr().err
+    assert "2 models are given; pruning takes one" in capsys.readouterr().err
     assert main(words([runs[0], runs[0]], data, "--sweep", "0.5", "--dry-run")) == 2
     assert "named twice" in capsys.readouterr().err
     assert main(words(runs, data, "--sweep", "0.5", "--seeds", "2", "--dry-run")) == 2
@@ -220,7 +222,7 @@ def test_models(runs: list[Path], data: Path, tmp_path: Path, capsys: pytest.Cap
     assert main(words([], data, "--blocks", "1", "--dry-run")) == 2
     assert "MODEL is missing" in capsys.readouterr().err
     assert main(words([tmp_path / "none"], data, "--blocks", "1", "--dry-run")) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("")
     assert main(words(runs[:1], data, "--blocks", "1", "--out", str(tmp_path / "out"))) == 2
@@ -239,6 +241,16 @@ def test_interrupted(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_killed_one_left_is_removed(runs: list[Path], data: Path, tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        pass
+    left = tmp_path / f".out.{dead.pid}.pruned"
+    left.mkdir()
+    (left / "model.safetensors").write_text("half")
+    assert main(words(runs[:1], data, "--blocks", "1", "--out", str(tmp_path / "out"))) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_the_command_again() -> None:
     asked = Arguments(model=(Path("a b"), Path("c")), sweep="0.5", out=Path("o"), normalised=True, seeds="2")
     assert command_line(asked) == "leadline prune 'a b' c --normalised --sweep 0.5 --seeds 2 --out o"
@@ -246,7 +258,7 @@ def test_the_command_again() -> None:
 
 def test_numbers() -> None:
     assert numbers("0.1, 0.5", "--sweep", float) == (0.1, 0.5)
-    with pytest.raises(UsageError, match="--speed-batches 'x' is no list of numbers such as 1,4,16"):
+    with pytest.raises(UsageError, match="--speed-batches 'x' is not a list of numbers such as 1,4,16"):
         numbers("x", "--speed-batches", int)
 
 

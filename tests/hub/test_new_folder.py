@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,3 +136,48 @@ def test_a_move_that_fails_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sorted(order[:3]) == ["added.json", "templates", "weights"]
     assert order[3] == "config.json"
     assert names(tmp_path) == []
+
+
+def dead_process() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    return process.pid
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("ending", ["pruned", "partial"])
+def test_what_a_killed_process_left_is_removed(there: bool, ending: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    place = out if there else tmp_path
+    left = place / f".out.{dead_process()}.{ending}"
+    others = [tmp_path / f".out.{os.getppid()}.{ending}", tmp_path / f".else.{left.name.split('.')[2]}.{ending}"]
+    for folder in (left, *others):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text("half")
+    write(out)
+    assert names(out) == WHOLE
+    assert names(tmp_path) == sorted(["out", *(folder.name for folder in others)])
+
+
+def test_what_a_running_process_writes_stays(tmp_path: Path) -> None:
+    mine = tmp_path / "out" / f".out.{os.getppid()}.pruned"
+    mine.mkdir(parents=True)
+    with pytest.raises(UsageError, match="holds something already"):
+        write(tmp_path / "out")
+    assert mine.is_dir()
+
+
+def test_a_process_that_is_killed_while_it_writes(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, signal, sys\n"
+        "from leadline.hub.new_folder import placed\n"
+        "with placed(pathlib.Path(sys.argv[1]), 'pruned') as hidden:\n"
+        "    hidden.mkdir()\n"
+        "    (hidden / 'weights').write_text('half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False)
+    assert killed.returncode == -9
+    assert len(names(tmp_path)) == 1
+    write(tmp_path / "out")
+    assert names(tmp_path) == ["out"]

@@ -127,7 +127,7 @@ def test_what_a_folder_is(hugging_face, leadline, tmp_path):
     assert kind_of(leadline) == "leadline"
     (leadline / "run.json").write_text("{}")
     assert kind_of(leadline) == "run"
-    with pytest.raises(UsageError, match=r"gpt2 is no folder.*Nothing is downloaded"):
+    with pytest.raises(UsageError, match=r"gpt2 is not a folder.*Nothing is downloaded"):
         kind_of("gpt2")
     with pytest.raises(UsageError, match="holds no model"):
         kind_of(tmp_path)

@@ -83,7 +83,7 @@ def test_a_token_that_the_model_has_no_embedding_for(opened, speech, monkeypatch
     data = dataset_for(opened, speech)
     monkeypatch.setattr(type(opened.stack), "vocab_size", 20)
     for read in (heldout_batches, training_batches):
-        with pytest.raises(LeadlineError, match=r"gives the token \d+, and the model has 20; put the model's own"):
+        with pytest.raises(LeadlineError, match=r"returns the token \d+, and the model has 20; put the model's own"):
             read(opened, data, context=8, tokens=64)
 
 

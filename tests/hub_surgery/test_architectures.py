@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from leadline.hub.agreement import passing_through
 from leadline.hub.saving import save_pruned
 from leadline.hub.surgery import find_blocks
+from leadline.stacks.bypass import bypassing
 
 REMOVED = {"gemma3n": [0]}
 """Gemma 3n's last layers read the cache of earlier ones, so not all of its blocks can go."""
@@ -25,7 +25,7 @@ def test_pass_through_surgery_and_reload_agree(model: Any, tokens: Tensor, gener
     before = len(blocks)
     with torch.no_grad():
         whole = model(tokens, use_cache=False).logits
-        with passing_through(blocks, removed):
+        with bypassing(blocks, removed):
             passed = model(tokens, use_cache=False).logits
     assert not torch.allclose(whole, passed, rtol=1e-2)
 

@@ -121,5 +121,5 @@ def test_only_the_language_model_of_a_composite_is_cut() -> None:
 
 
 def test_a_count_that_is_not_known_is_refused() -> None:
-    with pytest.raises(LeadlineError, match=r"has 5 blocks.*num_hidden_layers=6.*pass-through"):
+    with pytest.raises(LeadlineError, match=r"has 5 blocks.*num_hidden_layers=6.*skipped without saving"):
         cut_config(llama(), 5, (0, 2))

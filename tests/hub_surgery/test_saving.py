@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from leadline.errors import LeadlineError, UsageError
-from leadline.hub.agreement import check_cache, passing_through, sample_tokens
+from leadline.hub.agreement import check_cache, sample_tokens
 from leadline.hub.saving import load_causal_lm, save_checked, save_pruned
 from leadline.hub.surgery import remove_blocks
+from leadline.stacks.bypass import bypassing
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +119,7 @@ def test_one_weight_that_comes_back_otherwise_is_an_error(
 
     load = AutoModelForCausalLM.from_pretrained
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", tampered)
-    with pytest.raises(LeadlineError, match=r"loaded again: model.layers.2.mlp.up_proj.weight has other values"):
+    with pytest.raises(LeadlineError, match=r"the reloaded model: model.layers.2.mlp.up_proj.weight has other values"):
         save_pruned(model, [1], tmp_path / "cut")
     assert left_behind(tmp_path) == ["whole"]
 
@@ -128,20 +129,20 @@ def test_a_model_that_was_cast_is_refused_with_the_reason(llama: Any) -> None:
         remove_blocks(copy.deepcopy(llama).to(torch.bfloat16), [1])
 
 
-def test_a_block_that_adds_in_place_can_be_passed_by() -> None:
+def test_a_block_that_adds_in_place_can_be_skipped() -> None:
     class Adding(nn.Module):
         def forward(self, hidden_states: Tensor) -> Tensor:
             return hidden_states.add_(1.0)
 
     blocks = nn.ModuleList([Adding(), Adding()])
-    with passing_through(blocks, [0]):
+    with bypassing(blocks, [0]):
         read = torch.zeros(1, 2, 3)
         assert torch.equal(blocks[1](blocks[0](hidden_states=read)), torch.ones(1, 2, 3))
         assert torch.equal(blocks[0](torch.zeros(1)), torch.zeros(1))
     assert torch.equal(blocks[0](torch.zeros(1)), torch.ones(1))
 
 
-def test_a_block_that_gives_a_list_can_be_passed_by() -> None:
+def test_a_block_that_returns_a_list_can_be_skipped() -> None:
     """As those of the first GPT do."""
 
     class Listing(nn.Module):
@@ -149,7 +150,7 @@ def test_a_block_that_gives_a_list_can_be_passed_by() -> None:
             return [hidden_states + 1.0, "weights"]
 
     block, read = Listing(), torch.zeros(2, 2, 3)
-    with passing_through(nn.ModuleList([block]), [0]):
+    with bypassing(nn.ModuleList([block]), [0]):
         hidden, other = block(read)
         assert torch.equal(hidden, read)
         assert other == "weights"
@@ -240,7 +241,7 @@ def test_weights_that_come_back_otherwise_are_an_error(
         save_file(weights, path, {"format": "pt"})
 
     monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", spoilt)
-    with pytest.raises(LeadlineError, match=r"the model loaded again: model.norm.weight has other values"):
+    with pytest.raises(LeadlineError, match=r"the reloaded model: model.norm.weight has other values"):
         save_pruned(llama, [1], tmp_path / "cut")
     assert left_behind(tmp_path) == []
 

@@ -10,7 +10,7 @@ from toy_stack import ToyStack, rows
 
 from leadline.data import Batch
 from leadline.errors import LeadlineError, UsageError
-from leadline.pruning.criteria import CRITERIA, Evidence, check_criterion, rank
+from leadline.pruning.criteria import CRITERIA, ScoringInputs, check_criterion, rank
 from leadline.stacks import Unit
 
 EYE = torch.eye(2, dtype=torch.float64)
@@ -24,7 +24,7 @@ def stack(*matrices: torch.Tensor, sublayers: int = 1) -> ToyStack:
 
 
 def scores(criterion: str, toy: ToyStack, kind: str = "block", **more: object) -> tuple[float, ...]:
-    return rank(criterion, kind, Evidence(stack=toy, batches=rows([0, 1, 1], [1, 0, 1]), **more)).scores
+    return rank(criterion, kind, ScoringInputs(stack=toy, batches=rows([0, 1, 1], [1, 0, 1]), **more)).scores
 
 
 def test_similarity_is_one_minus_the_cosine() -> None:
@@ -69,7 +69,7 @@ def test_small_turns_keep_their_digits_in_float32() -> None:
 def test_angular_takes_the_best_window() -> None:
     # An eighth of a turn and back: over two blocks nothing has turned, though each of them turns.
     toy = stack(QUARTER, 0.1 * QUARTER, QUARTER, -QUARTER, 0.1 * QUARTER)
-    ranking = rank("angular", "block", Evidence(stack=toy, batches=rows([0, 1])), counts=(2,))
+    ranking = rank("angular", "block", ScoringInputs(stack=toy, batches=rows([0, 1])), counts=(2,))
     small = math.atan(0.1) / math.pi
     assert ranking.scores == pytest.approx((0.25, small, 0.25, 0.25, small))
     assert ranking.windows is not None
@@ -89,7 +89,7 @@ def test_magnitude_sums_absolute_weights() -> None:
 def test_taylor_is_the_first_order_change() -> None:
     toy = stack(0.3 * EYE, QUARTER)
     batches = rows([0, 1, 1], [1, 0])
-    found = rank("taylor", "block", Evidence(stack=toy, batches=batches)).scores
+    found = rank("taylor", "block", ScoringInputs(stack=toy, batches=batches)).scores
     total = torch.zeros((), dtype=torch.float64)
     for batch in batches:
         logits = toy.logits(batch.tokens).flatten(0, 1)
@@ -103,8 +103,8 @@ def test_taylor_is_the_first_order_change() -> None:
 def test_taylor_sums_over_batches_before_the_absolute_value() -> None:
     # The same text as one batch or as several gives the same score.
     toy = stack(0.3 * QUARTER, EYE)
-    one = rank("taylor", "block", Evidence(stack=toy, batches=rows([0, 1, 1, 0]))).scores
-    several = rank("taylor", "block", Evidence(stack=toy, batches=rows([0], [1], [1], [0]))).scores
+    one = rank("taylor", "block", ScoringInputs(stack=toy, batches=rows([0, 1, 1, 0]))).scores
+    several = rank("taylor", "block", ScoringInputs(stack=toy, batches=rows([0], [1], [1], [0]))).scores
     assert several == pytest.approx(one, rel=1e-12)
 
 
@@ -113,7 +113,9 @@ def test_taylor_is_a_mean_over_the_targets_that_count() -> None:
     (batch,) = rows([0, 1, 1, 0])
     targets = torch.cat((batch.targets, torch.full_like(batch.targets, -100)))
     padded = Batch(torch.cat((batch.tokens, batch.tokens)), targets)
-    one, other = (rank("taylor", "block", Evidence(stack=toy, batches=[given])).scores for given in (batch, padded))
+    one, other = (
+        rank("taylor", "block", ScoringInputs(stack=toy, batches=[given])).scores for given in (batch, padded)
+    )
     assert other == pytest.approx(one, rel=1e-12)
 
 
@@ -185,7 +187,7 @@ def test_cfp_takes_the_shares_of_a_definition() -> None:
         ({"share": [0.0, 0.0]}, "nothing but zeros"),
         ({"share": [None, 1.0]}, "no share for block 0"),
         ({"share": [True, 1.0]}, "no share for block 0"),
-        ({"share": [math.nan, 1.0]}, "gives nan for block 0"),
+        ({"share": [math.nan, 1.0]}, "is nan for block 0"),
     ],
 )
 def test_cfp_without_a_usable_record(gradient: dict[str, object] | None, message: str) -> None:
@@ -195,11 +197,11 @@ def test_cfp_without_a_usable_record(gradient: dict[str, object] | None, message
 
 def test_scores_that_are_not_finite_are_named() -> None:
     toy = stack(EYE, math.nan * EYE)
-    with pytest.raises(LeadlineError, match="--criterion magnitude gives nan for block 1"):
+    with pytest.raises(LeadlineError, match="--criterion magnitude is nan for block 1"):
         scores("magnitude", toy)
     for criterion, kind in (("magnitude", "block"), ("angular", "sublayer"), ("cfp", "block"), ("magnitud", "block")):
         with pytest.raises(LeadlineError, match=f"^--criteria {criterion} "):
-            rank(criterion, kind, Evidence(stack=toy), option="--criteria")
+            rank(criterion, kind, ScoringInputs(stack=toy), option="--criteria")
 
 
 def test_unknown_criteria() -> None:
@@ -214,7 +216,7 @@ def test_unknown_criteria() -> None:
 @pytest.mark.parametrize("criterion", [name for name in CRITERIA if name != "cfp"])
 def test_no_text_is_no_score(criterion: str) -> None:
     toy = stack(EYE, EYE)
-    evidence = Evidence(stack=toy)
+    evidence = ScoringInputs(stack=toy)
     if criterion in ("magnitude", "random"):
         assert len(rank(criterion, "block", evidence).scores) == 2
         return

@@ -14,22 +14,35 @@ import torch
 from leadline.data import ByteTokenizer
 from leadline.designs import preset_named, resolve
 from leadline.errors import LeadlineError, UsageError
+from leadline.hub import heldout_batches, training_batches
 from leadline.models import Decoder, RepeatConfig
-from leadline.pruning import Amount, Healing, Reading, Timing, Wish, open_subject, prune, quality
+from leadline.pruning import (
+    Amount,
+    EvaluationSettings,
+    Healing,
+    PruneConfig,
+    Timing,
+    cutting,
+    dataset_for,
+    open_model,
+    prune,
+    quality,
+)
 from leadline.pruning.criteria import CRITERIA
+from leadline.pruning.gradient import has_gradient
 from leadline.stacks import Unit, stack_of
 from leadline.training import RunConfig, train
 from leadline.training.gradient_file import write_gradient
 
-READING = Reading(context=16, stride=16, tokens=128)
+READING = EvaluationSettings(context=16, stride=16, tokens=128)
 
 
-def wish(criterion: str | None = "magnitude", **more: Any) -> Wish:
+def wish(criterion: str | None = "magnitude", **more: Any) -> PruneConfig:
     amount = {key: more.pop(key) for key in list(more) if key in Amount.__dataclass_fields__}
-    return Wish(
+    return PruneConfig(
         criterion=criterion,
         amount=Amount(**(amount or {"count": 1})),
-        reading=READING,
+        evaluation=READING,
         calibration_tokens=128,
         **more,
     )
@@ -38,13 +51,13 @@ def wish(criterion: str | None = "magnitude", **more: Any) -> Wish:
 @pytest.mark.parametrize("criterion", CRITERIA)
 @pytest.mark.parametrize("unit", ["block", "sublayer"])
 def test_every_criterion(criterion: str, unit: str, trained: Any, tmp_path: Path) -> None:
-    subject = open_subject(trained())
-    data = subject.data(str(trained.data))
+    opened = open_model(trained())
+    data = dataset_for(opened, str(trained.data))
     if (criterion, unit) == ("angular", "sublayer"):
         with pytest.raises(UsageError, match="contiguous blocks"):
-            prune(subject, data, wish(criterion, unit=unit), tmp_path / "out")
+            prune(opened, data, wish(criterion, unit=unit), tmp_path / "out")
         return
-    record = prune(subject, data, wish(criterion, unit=unit, ratio=0.5), tmp_path / "out")
+    record = prune(opened, data, wish(criterion, unit=unit, ratio=0.5), tmp_path / "out")
     scores = record["scores"]
     assert len(scores) == 4 * (2 if unit == "sublayer" else 1)
     assert len(record["cut"]) == len(scores) // 2
@@ -56,19 +69,21 @@ def test_every_criterion(criterion: str, unit: str, trained: Any, tmp_path: Path
 
 
 def test_the_record_says_what_was_read_and_not_what_was_asked_for(trained: Any) -> None:
-    subject = open_subject(trained())
-    data = subject.data(str(trained.data))
+    opened = open_model(trained())
+    data = dataset_for(opened, str(trained.data))
     asked = dataclasses.replace(wish("similarity"), calibration_tokens=10**12)
-    read = prune(subject, data, asked, None)["calibration"]["tokens"]
+    read = prune(opened, data, asked, None)["calibration"]["tokens"]
     assert read == data.train.windows(READING.context) * READING.context
-    one = dataclasses.replace(asked, calibration_tokens=9 * 16 + 5, reading=dataclasses.replace(READING, batch_size=7))
-    assert prune(subject, data, one, None)["calibration"]["tokens"] == 9 * 16
+    one = dataclasses.replace(
+        asked, calibration_tokens=9 * 16 + 5, evaluation=dataclasses.replace(READING, batch_size=7)
+    )
+    assert prune(opened, data, one, None)["calibration"]["tokens"] == 9 * 16
 
 
 def test_a_cut_model_is_cut_again_by_its_record(trained: Any, tmp_path: Path) -> None:
-    subject = open_subject(trained())
-    data = subject.data(str(trained.data))
-    first = prune(subject, data, wish("cfp"), tmp_path / "one")
+    opened = open_model(trained())
+    data = dataset_for(opened, str(trained.data))
+    first = prune(opened, data, wish("cfp"), tmp_path / "one")
     shares = json.loads((trained() / "gradient.json").read_text())["share"]
     kept = [shares[int(block)] for block in first["kept"]]
     assert first["gradient_definition"] == "sum"
@@ -83,8 +98,8 @@ def test_a_cut_model_is_cut_again_by_its_record(trained: Any, tmp_path: Path) ->
         assert len(gradient["definitions"]["sublayer"][name]) == 6
     assert (gradient["clip"], gradient["warmup_steps"]) == (whole["clip"], whole["warmup_steps"])
     by_other = dataclasses.replace(wish("cfp"), definition="mean-of-shares")
-    assert prune(open_subject(tmp_path / "one"), data, by_other, None)["gradient_definition"] == "mean-of-shares"
-    second = prune(open_subject(tmp_path / "one"), data, wish("cfp"), tmp_path / "two")
+    assert prune(open_model(tmp_path / "one"), data, by_other, None)["gradient_definition"] == "mean-of-shares"
+    second = prune(open_model(tmp_path / "one"), data, wish("cfp"), tmp_path / "two")
     # The lowest of those that are left is the second lowest of the whole model.
     order = sorted(range(4), key=lambda block: shares[block])
     assert [first["kept"][int(block)] for block in second["cut"]] == [str(order[1])]
@@ -92,9 +107,9 @@ def test_a_cut_model_is_cut_again_by_its_record(trained: Any, tmp_path: Path) ->
 
 
 def test_half_a_block_keeps_half_its_share(trained: Any, tmp_path: Path) -> None:
-    subject = open_subject(trained())
-    data = subject.data(str(trained.data))
-    prune(subject, data, wish(None, blocks="1.mlp", unit="sublayer"), tmp_path / "out")
+    opened = open_model(trained())
+    data = dataset_for(opened, str(trained.data))
+    prune(opened, data, wish(None, blocks="1.mlp", unit="sublayer"), tmp_path / "out")
     whole = json.loads((trained() / "gradient.json").read_text())
     left = json.loads((tmp_path / "out" / "gradient.json").read_text())
     attention, mlp = whole["sublayer_share"][2:4]
@@ -103,15 +118,15 @@ def test_half_a_block_keeps_half_its_share(trained: Any, tmp_path: Path) -> None
     assert left["share"] == pytest.approx([share / sum(expected) for share in expected])
     assert len(left["sublayer_share"]) == 7
     assert left["parameters"]["block"][1] == whole["parameters"]["sublayer"][2]
-    record = prune(open_subject(tmp_path / "out"), data, wish("cfp", unit="sublayer", count=3), None)
+    record = prune(open_model(tmp_path / "out"), data, wish("cfp", unit="sublayer", count=3), None)
     assert len(record["cut"]) == 3
 
 
 def test_nothing_to_cut(trained: Any, tmp_path: Path) -> None:
-    subject = open_subject(trained())
-    data = subject.data(str(trained.data))
+    opened = open_model(trained())
+    data = dataset_for(opened, str(trained.data))
     record = prune(
-        subject,
+        opened,
         data,
         wish("cfp", count=0, speed=Timing(batch_sizes=(1,), rounds=1, prompt=8, tokens=2)),
         tmp_path / "out",
@@ -123,50 +138,50 @@ def test_nothing_to_cut(trained: Any, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_writes_nothing_and_undoes_all(trained: Any, tmp_path: Path) -> None:
-    subject = open_subject(trained())
-    data = subject.data(str(trained.data))
+    opened = open_model(trained())
+    data = dataset_for(opened, str(trained.data))
     tokens = torch.arange(12).view(1, 12)
-    before = subject.stack.logits(tokens)
-    record = prune(subject, data, wish("taylor", count=2), None)
+    before = opened.stack.logits(tokens)
+    record = prune(opened, data, wish("taylor", count=2), None)
     assert record["after"]["loss"] != record["before"]["loss"]
     assert record["parameters"]["after"] is None
-    assert torch.equal(subject.stack.logits(tokens), before)
+    assert torch.equal(opened.stack.logits(tokens), before)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_holds_something_is_refused(trained: Any, tmp_path: Path) -> None:
-    subject = open_subject(trained())
-    data = subject.data(str(trained.data))
+    opened = open_model(trained())
+    data = dataset_for(opened, str(trained.data))
     (tmp_path / "out").mkdir()
-    prune(subject, data, wish(), tmp_path / "out")  # an empty one will do
+    prune(opened, data, wish(), tmp_path / "out")  # an empty one will do
     with pytest.raises(UsageError, match="holds something already"):
-        prune(subject, data, wish(), tmp_path / "out")
+        prune(opened, data, wish(), tmp_path / "out")
 
 
 def test_an_empty_folder_that_is_there_stays_the_same_folder(
     trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = open_subject(trained())
-    data = subject.data(str(trained.data))
+    opened = open_model(trained())
+    data = dataset_for(opened, str(trained.data))
     (tmp_path / "here").mkdir()
     (tmp_path / "link").symlink_to("here")
     monkeypatch.chdir(tmp_path / "here")
-    record = prune(subject, data, wish(None, blocks="1"), Path("."))
+    record = prune(opened, data, wish(None, blocks="1"), Path("."))
     assert json.loads(Path("prune.json").read_text()) == record
-    assert open_subject(tmp_path / "here").stack.blocks == 3
+    assert open_model(tmp_path / "here").stack.blocks == 3
     with pytest.raises(UsageError, match="holds something already"):
-        prune(subject, data, wish(None, blocks="1"), tmp_path / "link")
+        prune(opened, data, wish(None, blocks="1"), tmp_path / "link")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "link"]
 
 
 @pytest.mark.parametrize("broken", ["surgery", "reload", "unpruned", "cache", "interrupt"])
 def test_nothing_is_left_behind(broken: str, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = open_subject(trained())
-    data = subject.data(str(trained.data))
-    cut, load = subject.cut, Decoder.load
+    opened = open_model(trained())
+    data = dataset_for(opened, str(trained.data))
+    cut, load = cutting.remove_units, Decoder.load
 
-    def wrong_block(units: Any) -> Any:
-        return cut([Unit(3)])
+    def wrong_block(stack: Any, units: Any) -> Any:
+        return cut(stack, [Unit(3)])
 
     def damaged(folder: Path) -> Decoder:
         model = load(folder)
@@ -184,20 +199,20 @@ def test_nothing_is_left_behind(broken: str, trained: Any, tmp_path: Path, monke
         raise KeyboardInterrupt
 
     message = {
-        "surgery": "the cut model against passing by: logits differ",
-        "reload": "the model loaded again: blocks.0.mlp.down.weight has other values",
-        "unpruned": "the model loaded again: blocks.1.attention.output.weight has other values",
+        "surgery": "the pruned model against the original with the same units skipped: logits differ",
+        "reload": "the reloaded model: blocks.0.mlp.down.weight has other values",
+        "unpruned": "the reloaded model: blocks.1.attention.output.weight has other values",
         "cache": "generation with the cache: logits differ",
         "interrupt": "",
     }[broken]
     if broken == "surgery":
-        monkeypatch.setattr(subject, "cut", wrong_block)
+        monkeypatch.setattr(cutting, "remove_units", wrong_block)
     else:
-        whole = lambda folder: subject.stack.model  # noqa: E731
+        whole = lambda folder: opened.stack.model  # noqa: E731
         found = {"reload": damaged, "unpruned": whole, "cache": forgetful, "interrupt": stopped}[broken]
         monkeypatch.setattr(Decoder, "load", staticmethod(found))
     with pytest.raises(KeyboardInterrupt if broken == "interrupt" else LeadlineError, match=message or None):
-        prune(subject, data, wish(None, blocks="1"), tmp_path / "sub" / "out")
+        prune(opened, data, wish(None, blocks="1"), tmp_path / "sub" / "out")
     assert not (tmp_path / "sub").exists() or list((tmp_path / "sub").iterdir()) == []
 
 
@@ -210,22 +225,24 @@ def test_healing_that_ruins_the_model_says_so(
         next(iter(stack.model.parameters())).detach().fill_(float("nan"))
 
     monkeypatch.setattr("leadline.pruning.cutting.heal", ruin)
-    subject = open_subject(saved("prenorm"))
+    opened = open_model(saved("prenorm"))
     asked = wish(None, blocks="1", heal=Healing(tokens=64, learning_rate=10.0, batch_size=4, context=16))
     with pytest.raises(LeadlineError, match=r"--heal-lr 10 left a model.*a lower one may do better"):
-        prune(subject, subject.data(str(trained.data)), asked, tmp_path / "out")
+        prune(opened, dataset_for(opened, str(trained.data)), asked, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_healing_is_reported_apart(trained: Any, saved: Any, tmp_path: Path) -> None:
-    subject = open_subject(saved("bhyt"))
-    data = subject.data(str(trained.data))
+    opened = open_model(saved("bhyt"))
+    data = dataset_for(opened, str(trained.data))
     healing = Healing(tokens=20 * 64, learning_rate=0.01, batch_size=4, context=16)
-    record = prune(subject, data, wish(None, blocks="1,2", heal=healing), tmp_path / "out")
+    record = prune(opened, data, wish(None, blocks="1,2", heal=healing), tmp_path / "out")
     assert record["healed"]["loss"] < record["after"]["loss"]
     assert record["healed"]["healing"]["steps"] == 20
     model = stack_of(Decoder.load(tmp_path / "out"))
-    assert quality(model, subject.heldout(data, READING)).loss == pytest.approx(record["healed"]["loss"], abs=1e-5)
+    assert quality(model, heldout_batches(opened, data, **dataclasses.asdict(READING))).loss == pytest.approx(
+        record["healed"]["loss"], abs=1e-5
+    )
 
 
 def test_other_tokenizers_are_refused(trained: Any, tmp_path: Path) -> None:
@@ -234,7 +251,7 @@ def test_other_tokenizers_are_refused(trained: Any, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("By the deep, six! By the mark, seven! " * 100)
     prepare([tmp_path / "text.txt"], tmp_path / "set", "bpe:260")
     with pytest.raises(UsageError, match="wrong tokenizer"):
-        open_subject(trained()).data(str(tmp_path / "set"))
+        dataset_for(open_model(trained()), str(tmp_path / "set"))
 
 
 def test_no_record_of_gradients(trained: Any, tmp_path: Path) -> None:
@@ -242,9 +259,9 @@ def test_no_record_of_gradients(trained: Any, tmp_path: Path) -> None:
 
     shutil.copytree(trained(), tmp_path / "run")
     (tmp_path / "run" / "gradient.json").unlink()
-    subject = open_subject(tmp_path / "run")
+    opened = open_model(tmp_path / "run")
     with pytest.raises(UsageError, match=r"--criterion cfp: .* has no gradient.json, .*GradientShare"):
-        prune(subject, subject.data(str(trained.data)), wish("cfp"), tmp_path / "out")
+        prune(opened, dataset_for(opened, str(trained.data)), wish("cfp"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -252,17 +269,17 @@ def test_a_record_of_another_model_or_a_damaged_one(trained: Any, tmp_path: Path
     run = shutil.copytree(trained(), tmp_path / "run")
     record = json.loads((run / "gradient.json").read_text())
     write_gradient(run, record | {"share": record["share"][:2]})
-    subject = open_subject(run)
-    data = subject.data(str(trained.data))
-    wish = Wish(criterion="magnitude", amount=Amount(count=1), reading=READING)
+    opened = open_model(run)
+    data = dataset_for(opened, str(trained.data))
+    wish = PruneConfig(criterion="magnitude", amount=Amount(count=1), evaluation=READING)
     # It is not taken along: what would be left of it is no record, which every later cut would stop at.
-    assert prune(subject, data, wish, tmp_path / "out")["gradient"] is None
+    assert prune(opened, data, wish, tmp_path / "out")["gradient"] is None
     assert not (tmp_path / "out" / "gradient.json").exists()
-    prune(open_subject(tmp_path / "out"), data, wish, tmp_path / "twice")
+    prune(open_model(tmp_path / "out"), data, wish, tmp_path / "twice")
     (run / "gradient.json").write_text("")
     said: list[str] = []
     with pytest.raises(LeadlineError, match=r"gradient\.json is damaged"):
-        prune(subject, data, wish, tmp_path / "none", said.append)
+        prune(opened, data, wish, tmp_path / "none", said.append)
     assert said == []
 
 
@@ -277,32 +294,32 @@ def test_a_checkpoint_is_cut_by_its_own_record(trained: Any, tmp_path: Path) -> 
     write_gradient(older, record | {"share": record["share"][::-1]})
     for checkpoint in (newest, older):
         ByteTokenizer().save(checkpoint)
-    subject = open_subject(older)
-    data = subject.data(str(trained.data))
-    assert subject.has_gradient
-    scores = [prune(open_subject(path), data, wish("cfp"), None)["scores"] for path in (newest, older)]
+    opened = open_model(older)
+    data = dataset_for(opened, str(trained.data))
+    assert has_gradient(opened)
+    scores = [prune(open_model(path), data, wish("cfp"), None)["scores"] for path in (newest, older)]
     assert list(scores[0].values()) == record["share"] == list(scores[1].values())[::-1]
     for checkpoint in (newest, older):
         (checkpoint / "gradient.json").unlink()
-    assert open_subject(newest).has_gradient
-    assert not open_subject(older).has_gradient
+    assert has_gradient(open_model(newest))
+    assert not has_gradient(open_model(older))
     with pytest.raises(UsageError, match=r"--criterion cfp: .*step-00000002 has no gradient.json of its own"):
-        prune(open_subject(older), data, wish("cfp"), None)
-    assert prune(open_subject(older), data, wish("magnitude"), None)["gradient"] is None
+        prune(open_model(older), data, wish("cfp"), None)
+    assert prune(open_model(older), data, wish("magnitude"), None)["gradient"] is None
 
 
 def test_no_model(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no folder"):
-        open_subject(tmp_path / "none")
+    with pytest.raises(UsageError, match="is not a folder"):
+        open_model(tmp_path / "none")
     with pytest.raises(UsageError, match="holds no model"):
-        open_subject(tmp_path)
+        open_model(tmp_path)
 
 
 def test_calibration_text_is_that_of_training(trained: Any) -> None:
-    subject = open_subject(trained())
-    data = subject.data(str(trained.data))
+    opened = open_model(trained())
+    data = dataset_for(opened, str(trained.data))
     train = data.train.read(0, data.train.tokens).tobytes()
-    batches = subject.calibration(data, READING, tokens=256, seed=1)
+    batches = training_batches(opened, data, context=READING.context, tokens=256, batch_size=READING.batch_size, seed=1)
     assert sum(batch.tokens.numel() for batch in batches) == 256
     assert all(row.numpy().tobytes() in train for batch in batches for row in batch.tokens)
 
@@ -314,11 +331,11 @@ def test_a_block_that_repeats_goes_with_all_its_runs(trained: Any, tmp_path: Pat
     config = resolve("prenorm").decoder(dataclasses.replace(shape, hidden=12), 256)
     Decoder(dataclasses.replace(config, repeat=RepeatConfig(last=2, times=3))).save(tmp_path / "model")
     ByteTokenizer().save(tmp_path / "model")
-    subject = open_subject(tmp_path / "model")
-    data = subject.data(str(trained.data))
-    record = prune(subject, data, wish("ablation", ratio=0.34), tmp_path / "out")
+    opened = open_model(tmp_path / "model")
+    data = dataset_for(opened, str(trained.data))
+    record = prune(opened, data, wish("ablation", ratio=0.34), tmp_path / "out")
     assert (record["blocks"], len(record["scores"]), len(record["cut"])) == (7, 3, 1)
-    named = prune(subject, data, wish(None, blocks="4"), tmp_path / "named")
+    named = prune(opened, data, wish(None, blocks="4"), tmp_path / "named")
     assert (named["cut"], named["kept"]) == (["2"], ["0", "1"])
     assert named["checked"]["surgery"] == 0.0
     assert stack_of(Decoder.load(tmp_path / "named")).blocks == 4
@@ -346,9 +363,9 @@ def test_a_model_that_repeats_is_cut_by_its_record(design: str, unit: str, train
     train(config, tmp_path / "run")
     whole = json.loads((tmp_path / "run" / "gradient.json").read_text())
     name = "share" if unit == "block" else "sublayer_share"
-    subject = open_subject(tmp_path / "run")
-    data = subject.data(str(trained.data))
-    record = prune(subject, data, wish("cfp", unit=unit), tmp_path / "out")
+    opened = open_model(tmp_path / "run")
+    data = dataset_for(opened, str(trained.data))
+    record = prune(opened, data, wish("cfp", unit=unit), tmp_path / "out")
     assert list(record["scores"].values()) == whole[name]
     assert record["scores"][record["cut"][0]] == min(whole[name])
     left = json.loads((tmp_path / "out" / "gradient.json").read_text())
@@ -357,5 +374,5 @@ def test_a_model_that_repeats_is_cut_by_its_record(design: str, unit: str, train
     assert left[name] == pytest.approx([share / sum(kept) for share in kept])
     smaller = stack_of(Decoder.load(tmp_path / "out"))
     assert sum(left["parameters"]["block"]) == sum(p.numel() for p in smaller.model.blocks.parameters())
-    again = prune(open_subject(tmp_path / "out"), data, wish("cfp", unit=unit), None)
+    again = prune(open_model(tmp_path / "out"), data, wish("cfp", unit=unit), None)
     assert len(again["cut"]) == 1

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
 from leadline.errors import LeadlineError, UsageError
-from leadline.pruning import Healing, Reading, heal, open_subject, quality
+from leadline.hub import heldout_batches
+from leadline.pruning import EvaluationSettings, Healing, dataset_for, heal, open_model, quality
 from leadline.pruning.healing import rate_at
 from leadline.stacks import Stack, stack_of
 
-READING = Reading(context=16, stride=16, tokens=128)
+READING = EvaluationSettings(context=16, stride=16, tokens=128)
 
 
 def healing(**more: Any) -> Healing:
@@ -25,10 +27,10 @@ def copied(stack: Stack) -> Stack:
 
 
 def test_it_lowers_the_loss_and_is_repeatable(saved: Any, trained: Any) -> None:
-    subject = open_subject(saved("prenorm"))
-    data = subject.data(str(trained.data))
-    text = subject.heldout(data, READING)
-    one, two, other = (copied(subject.stack) for _ in range(3))
+    opened = open_model(saved("prenorm"))
+    data = dataset_for(opened, str(trained.data))
+    text = heldout_batches(opened, data, **dataclasses.asdict(READING))
+    one, two, other = (copied(opened.stack) for _ in range(3))
     told: list[tuple[int, int]] = []
     heal(one, data.train, healing(), lambda step, steps, loss: told.append((step, steps)))
     heal(two, data.train, healing())
@@ -36,23 +38,23 @@ def test_it_lowers_the_loss_and_is_repeatable(saved: Any, trained: Any) -> None:
     assert told == [(step, 10) for step in range(1, 11)]
     assert quality(one, text) == quality(two, text)
     assert quality(one, text) != quality(other, text)
-    assert quality(one, text).loss < quality(subject.stack, text).loss
+    assert quality(one, text).loss < quality(opened.stack, text).loss
     assert not one.model.training
     assert all(p.grad is None for p in one.model.parameters())
 
 
 def test_frozen_parameters_come_back_frozen(saved: Any, trained: Any) -> None:
-    subject = open_subject(saved("prenorm"))
-    stack = copied(subject.stack)
+    opened = open_model(saved("prenorm"))
+    stack = copied(opened.stack)
     stack.model.requires_grad_(False)
-    heal(stack, subject.data(str(trained.data)).train, healing(tokens=64))
+    heal(stack, dataset_for(opened, str(trained.data)).train, healing(tokens=64))
     assert not any(p.requires_grad for p in stack.model.parameters())
 
 
 def test_half_precision_is_trained_in_float32(saved: Any, trained: Any) -> None:
-    subject = open_subject(saved("prenorm"))
-    data = subject.data(str(trained.data))
-    stack = copied(subject.stack)
+    opened = open_model(saved("prenorm"))
+    data = dataset_for(opened, str(trained.data))
+    stack = copied(opened.stack)
     stack.model.bfloat16()
     stack.model.register_buffer("table", torch.ones(2, dtype=torch.bfloat16))
     buffers = {name: b.dtype for name, b in stack.model.named_buffers()}
@@ -67,12 +69,12 @@ def test_half_precision_is_trained_in_float32(saved: Any, trained: Any) -> None:
 
 
 def test_a_loss_that_is_not_finite(saved: Any, trained: Any) -> None:
-    subject = open_subject(saved("prenorm"))
-    stack = copied(subject.stack)
+    opened = open_model(saved("prenorm"))
+    stack = copied(opened.stack)
     with torch.no_grad():
         next(stack.model.parameters()).fill_(torch.nan)
     with pytest.raises(LeadlineError, match="healing step 1 is not finite; a lower --heal-lr"):
-        heal(stack, subject.data(str(trained.data)).train, healing())
+        heal(stack, dataset_for(opened, str(trained.data)).train, healing())
 
 
 def test_the_rate_rises_then_falls_to_a_tenth() -> None:

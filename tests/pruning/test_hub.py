@@ -11,13 +11,25 @@ import torch
 
 from leadline.data import ByteTokenizer
 from leadline.errors import LeadlineError, UsageError
-from leadline.pruning import Amount, Healing, Reading, Timing, Wish, cutting, open_subject, prune
+from leadline.hub import training_batches
+from leadline.pruning import (
+    Amount,
+    EvaluationSettings,
+    Healing,
+    PruneConfig,
+    Timing,
+    cutting,
+    dataset_for,
+    open_model,
+    prune,
+)
+from leadline.pruning.gradient import recorded_gradient
 from leadline.stacks import Unit
 
 transformers = pytest.importorskip("transformers")
 import tiny_hub_models  # noqa: E402 (needs transformers)
 
-READING = Reading(context=16, stride=16, tokens=128)
+READING = EvaluationSettings(context=16, stride=16, tokens=128)
 
 Make = Callable[..., Path]
 
@@ -36,9 +48,9 @@ def hub(tmp_path: Path) -> Make:
     return make
 
 
-def wish(criterion: str | None, **more: Any) -> Wish:
+def wish(criterion: str | None, **more: Any) -> PruneConfig:
     amount = {key: more.pop(key) for key in list(more) if key in Amount.__dataclass_fields__}
-    return Wish(criterion=criterion, amount=Amount(**amount), reading=READING, calibration_tokens=64, **more)
+    return PruneConfig(criterion=criterion, amount=Amount(**amount), evaluation=READING, calibration_tokens=64, **more)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +70,9 @@ def wish(criterion: str | None, **more: Any) -> Wish:
 )
 def test_families(name: str, criterion: str, hub: Make, trained: Any, tmp_path: Path) -> None:
     """Also those whose layers alternate between kinds, whatever kinds go."""
-    subject = open_subject(hub(name))
-    data = subject.data(str(trained.data))
-    record = prune(subject, data, wish(criterion, count=2), tmp_path / "out")
+    opened = open_model(hub(name))
+    data = dataset_for(opened, str(trained.data))
+    record = prune(opened, data, wish(criterion, count=2), tmp_path / "out")
     assert len(record["scores"]) == 6
     assert len(record["cut"]) == 2
     if criterion not in ("angular", "random"):
@@ -69,22 +81,22 @@ def test_families(name: str, criterion: str, hub: Make, trained: Any, tmp_path: 
     assert model.config.get_text_config().num_hidden_layers == 4
     tokens = torch.arange(12).view(1, 12)
     cut = [Unit(int(block)) for block in record["cut"]]
-    with torch.no_grad(), subject.stack.skipping(cut):
-        torch.testing.assert_close(model.eval()(tokens).logits, subject.stack.logits(tokens), rtol=1e-4, atol=1e-4)
+    with torch.no_grad(), opened.stack.skipping(cut):
+        torch.testing.assert_close(model.eval()(tokens).logits, opened.stack.logits(tokens), rtol=1e-4, atol=1e-4)
     # The folder is one that can be cut again.
-    again = prune(open_subject(tmp_path / "out"), data, wish("magnitude", count=1), None)
+    again = prune(open_model(tmp_path / "out"), data, wish("magnitude", count=1), None)
     assert again["blocks"] == 4
     assert again["origin"]["earlier"]["cut"] == record["cut"]
 
 
 def test_sublayers_can_only_be_passed_by(hub: Make, trained: Any, tmp_path: Path) -> None:
-    subject = open_subject(hub("llama"))
-    data = subject.data(str(trained.data))
+    opened = open_model(hub("llama"))
+    data = dataset_for(opened, str(trained.data))
     asked = wish("similarity", count=2, unit="sublayer")
     with pytest.raises(UsageError, match="--unit block works"):
-        prune(subject, data, asked, tmp_path / "out")
+        prune(opened, data, asked, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    assert len(prune(subject, data, asked, None)["cut"]) == 2
+    assert len(prune(opened, data, asked, None)["cut"]) == 2
 
 
 def test_what_is_cut_are_the_blocks_of_the_stack(
@@ -93,29 +105,28 @@ def test_what_is_cut_are_the_blocks_of_the_stack(
     """Not those of the largest list, which may be another: experts, a picture's encoder."""
     from leadline.hub import saving, surgery
 
-    asked: list[str | None] = []
-    operate = surgery.operate
+    asked: list[tuple[str | None, list[int]]] = []
+    cut_blocks = surgery.cut_blocks
 
     def told(model: Any, blocks: Any, *, layers: str | None = None) -> Any:
-        asked.append(layers)
-        return operate(model, blocks, layers=layers)
+        asked.append((layers, list(blocks)))
+        return cut_blocks(model, blocks, layers=layers)
 
-    monkeypatch.setattr(surgery, "operate", told)
-    monkeypatch.setattr(saving, "operate", told)
-    subject = open_subject(hub("llama"))
-    prune(subject, subject.data(str(trained.data)), wish(None, blocks="1"), tmp_path / "out")
-    # To see that it can be saved, that these blocks can go, to cut, and to save.
-    assert asked == ["model.layers"] * 4
+    monkeypatch.setattr(surgery, "cut_blocks", told)
+    monkeypatch.setattr(saving, "cut_blocks", told)
+    opened = open_model(hub("llama"))
+    prune(opened, dataset_for(opened, str(trained.data)), wish(None, blocks="1"), tmp_path / "out")
+    assert asked == [("model.layers", [1])]
 
 
 def test_what_would_not_reload_is_refused_before_it_is_measured(
     hub: Make, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = open_subject(hub("gpt2", scale_attn_by_inverse_layer_idx=True))
-    data = subject.data(str(trained.data))
+    opened = open_model(hub("gpt2", scale_attn_by_inverse_layer_idx=True))
+    data = dataset_for(opened, str(trained.data))
     monkeypatch.setattr(cutting, "quality", measured)
-    with pytest.raises(LeadlineError, match="works it out from the layer's number"):
-        prune(subject, data, wish(None, blocks="1"), tmp_path / "out")
+    with pytest.raises(LeadlineError, match="computes it from the layer's number"):
+        prune(opened, data, wish(None, blocks="1"), tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpt2"]
 
 
@@ -127,9 +138,9 @@ def measured(*_: Any) -> None:
 def test_what_cannot_be_saved_at_all_is_refused_before_anything_is_scored(
     why: str, hub: Make, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = open_subject(hub("llama"))
-    data = subject.data(str(trained.data))
-    model = subject.stack.model
+    opened = open_model(hub("llama"))
+    data = dataset_for(opened, str(trained.data))
+    model = opened.stack.model
     if why == "quantised":
         model.config.quantization_config = {"quant_method": "gptq"}
     elif why == "narrowed":
@@ -148,45 +159,47 @@ def test_what_cannot_be_saved_at_all_is_refused_before_anything_is_scored(
         "generation": r"^transformers does not save this generation_config.json: temperature can't stand",
     }[why]
     # Without a folder it is measured.
-    assert len(prune(subject, data, wish("magnitude", count=1), None)["cut"]) == 1
+    assert len(prune(opened, data, wish("magnitude", count=1), None)["cut"]) == 1
     monkeypatch.setattr(cutting, "choose", measured)
     with pytest.raises(LeadlineError, match=said) as caught:
-        prune(subject, data, wish("magnitude", count=1), tmp_path / "out")
+        prune(opened, data, wish("magnitude", count=1), tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_healing_and_speed(hub: Make, trained: Any, tmp_path: Path) -> None:
-    subject = open_subject(hub("llama", tie_word_embeddings=True))
-    data = subject.data(str(trained.data))
-    before = {name: value.clone() for name, value in subject.stack.model.named_parameters()}
+    opened = open_model(hub("llama", tie_word_embeddings=True))
+    data = dataset_for(opened, str(trained.data))
+    before = {name: value.clone() for name, value in opened.stack.model.named_parameters()}
     asked = wish(
         None,
         blocks="2..3",
         heal=Healing(tokens=10 * 64, learning_rate=1e-3, batch_size=4, context=16),
         speed=Timing(batch_sizes=(2,), rounds=1, warm=1, prompt=8, tokens=2),
     )
-    record = prune(subject, data, asked, tmp_path / "out")
+    record = prune(opened, data, asked, tmp_path / "out")
     assert record["healed"]["loss"] < record["after"]["loss"]
     assert [(one["work"], one["batch_size"]) for one in record["speed"]] == [("prefill", 2), ("generation", 2)]
     # The whole model was not trained with it.
-    assert all(torch.equal(value, before[name]) for name, value in subject.stack.model.named_parameters())
+    assert all(torch.equal(value, before[name]) for name, value in opened.stack.model.named_parameters())
 
 
 def test_a_record_of_gradients(hub: Make, trained: Any, tmp_path: Path) -> None:
     from leadline.training import GradientShare
 
     folder = hub("llama")
-    subject = open_subject(folder)
-    data = subject.data(str(trained.data))
+    opened = open_model(folder)
+    data = dataset_for(opened, str(trained.data))
     with pytest.raises(UsageError, match=r"--criterion cfp: .*gradient.json"):
-        prune(subject, data, wish("cfp", count=1), None)
-    share = GradientShare(subject.stack.model)
-    for batch in subject.calibration(data, READING, tokens=64, seed=0):
-        subject.stack.logits(batch.tokens).logsumexp(dim=-1).sum().backward()
+        prune(opened, data, wish("cfp", count=1), None)
+    share = GradientShare(opened.stack.model)
+    for batch in training_batches(
+        opened, data, context=READING.context, tokens=64, batch_size=READING.batch_size, seed=0
+    ):
+        opened.stack.logits(batch.tokens).logsumexp(dim=-1).sum().backward()
         share.add(share.measure())
     share.save(folder)
-    record = prune(subject, data, wish("cfp", count=1), tmp_path / "out")
+    record = prune(opened, data, wish("cfp", count=1), tmp_path / "out")
     shares = share.report()["share"]
     assert record["cut"] == [str(shares.index(min(shares)))]
-    assert len(open_subject(tmp_path / "out").gradient()["share"]) == 5
+    assert len(recorded_gradient(open_model(tmp_path / "out"))["share"]) == 5

@@ -14,7 +14,7 @@ from leadline.errors import UsageError
 from leadline.models import Decoder
 from leadline.models.config import RepeatConfig
 from leadline.pruning.candidates import candidates
-from leadline.pruning.criteria import Evidence, rank
+from leadline.pruning.criteria import ScoringInputs, rank
 from leadline.pruning.select import Amount, explicit, free_units, lowest, lowest_window, number_to_cut, parse_blocks
 from leadline.stacks import Stack, Unit, stack_of
 
@@ -174,9 +174,9 @@ def test_a_shared_block_counts_once() -> None:
     # The last run is protected, so the block is.
     assert free_units(once, 5, Amount(count=1, protect_last=1)) == [Unit(0), Unit(1)]
     sizes = [sum(p.abs().sum().item() for p in found.parameters_of(Unit(b)).values()) for b in range(3)]
-    assert rank("magnitude", "block", Evidence(stack=found)).scores == pytest.approx(sizes, rel=1e-4)
+    assert rank("magnitude", "block", ScoringInputs(stack=found)).scores == pytest.approx(sizes, rel=1e-4)
     with pytest.raises(UsageError, match="needs blocks that run once in a pass"):
-        rank("angular", "block", Evidence(stack=found))
+        rank("angular", "block", ScoringInputs(stack=found))
 
 
 def test_sharing_that_nobody_knows_of() -> None:

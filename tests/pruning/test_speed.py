@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from leadline.errors import UsageError
-from leadline.pruning import Timing, compare_speed, open_subject
+from leadline.pruning import Timing, compare_speed, open_model
 from leadline.pruning.speed import interleaved
 
 
@@ -54,7 +54,7 @@ def test_short_turns_are_repeated() -> None:
 
 
 def test_two_models(saved: Any) -> None:
-    stack = open_subject(saved("prenorm")).stack
+    stack = open_model(saved("prenorm")).stack
     said: list[str] = []
     timing = Timing(batch_sizes=(1, 2), rounds=2, warm=1, prompt=8, tokens=3)
     found = compare_speed(stack, stack, timing, said.append)

@@ -13,27 +13,27 @@ import pytest
 
 from leadline.data import ByteTokenizer
 from leadline.errors import LeadlineError, UsageError
-from leadline.pruning import Amount, Reading, Wish, open_subject, prune
+from leadline.pruning import Amount, EvaluationSettings, PruneConfig, dataset_for, open_model, prune
 from leadline.pruning import sweep as sweeping
 from leadline.pruning.criteria import CRITERIA
 from leadline.pruning.report import headline, write_sweep
-from leadline.pruning.sweep import SweepWish, asked_of, sweep
+from leadline.pruning.sweep import SweepConfig, asked_of, sweep
 from leadline.pruning.sweep_memory import MEMORY_FILE, SweepMemory, check_sweep_folder
 from leadline.pruning.tasks import Question, Task
 from leadline.training.gradient_file import write_gradient
 
-READING = Reading(context=16, stride=16, tokens=64)
-BASE = Wish(criterion="random", amount=Amount(count=0), reading=READING, calibration_tokens=64)
+READING = EvaluationSettings(context=16, stride=16, tokens=64)
+BASE = PruneConfig(criterion="random", amount=Amount(count=0), evaluation=READING, calibration_tokens=64)
 
 
-def wish(*ratios: float, **more: Any) -> SweepWish:
-    return SweepWish(ratios=ratios or (0.5, 0.25), base=more.pop("base", BASE), **more)
+def wish(*ratios: float, **more: Any) -> SweepConfig:
+    return SweepConfig(ratios=ratios or (0.5, 0.25), base=more.pop("base", BASE), **more)
 
 
 def test_models_of_several_seeds(trained: Any, tmp_path: Path) -> None:
-    subjects = [open_subject(trained(seed=seed)) for seed in range(3)]
-    data = subjects[0].data(str(trained.data))
-    results = sweep(subjects, data, wish())
+    models = [open_model(trained(seed=seed)) for seed in range(3)]
+    data = dataset_for(models[0], str(trained.data))
+    results = sweep(models, data, wish())
     assert tuple(results["criteria"]) == CRITERIA
     assert results["ratios"] == [0.25, 0.5]
     assert (results["seeds_are"], results["seeds"]) == ("models", [0, 1, 2])
@@ -51,7 +51,7 @@ def test_models_of_several_seeds(trained: Any, tmp_path: Path) -> None:
                 assert max(scores[int(block)] for block in cut) <= min(kept)
     # A single cut says the same of the second model.
     single = dataclasses.replace(BASE, criterion="taylor", amount=Amount(ratio=0.5))
-    record = prune(subjects[1], data, single, None)
+    record = prune(models[1], data, single, None)
     point = results["criteria"]["taylor"]["points"][1]
     assert record["cut"] == point["cut"][1]
     assert record["after"]["loss"] == point["quality"][1]["loss"]
@@ -65,8 +65,8 @@ def test_models_of_several_seeds(trained: Any, tmp_path: Path) -> None:
 
 
 def test_calibration_texts_of_one_model(trained: Any) -> None:
-    subject = open_subject(trained())
-    results = sweep([subject], subject.data(str(trained.data)), wish(0.5, seeds=(3, 7)))
+    opened = open_model(trained())
+    results = sweep([opened], dataset_for(opened, str(trained.data)), wish(0.5, seeds=(3, 7)))
     assert (results["seeds_are"], results["seeds"]) == ("calibration texts", [3, 7])
     assert results["criteria"]["cfp"]["stability"]["kendall"] == 1.0
     first, second = results["criteria"]["taylor"]["scores"]
@@ -76,9 +76,9 @@ def test_calibration_texts_of_one_model(trained: Any) -> None:
 
 
 def test_sublayers_and_protected_ends(trained: Any) -> None:
-    subject = open_subject(trained())
+    opened = open_model(trained())
     base = dataclasses.replace(BASE, unit="sublayer", amount=Amount(count=0, protect_first=1, protect_last=1))
-    results = sweep([subject], subject.data(str(trained.data)), wish(0.25, base=base, seeds=(0,)))
+    results = sweep([opened], dataset_for(opened, str(trained.data)), wish(0.25, base=base, seeds=(0,)))
     assert results["left_out"] == {"angular": "it chooses contiguous blocks"}
     for one in results["criteria"].values():
         assert all(unit[0] in "12" for unit in one["points"][0]["cut"][0])
@@ -86,28 +86,30 @@ def test_sublayers_and_protected_ends(trained: Any) -> None:
 
 
 def test_similarity_of_sublayers_is_left_out_where_nothing_adds_up(saved: Any, trained: Any) -> None:
-    subject = open_subject(saved("mgr(streams=2)"))
+    opened = open_model(saved("mgr(streams=2)"))
     base = dataclasses.replace(BASE, unit="sublayer")
-    results = sweep([subject], subject.data(str(trained.data)), wish(0.25, base=base, seeds=(0,)))
+    results = sweep([opened], dataset_for(opened, str(trained.data)), wish(0.25, base=base, seeds=(0,)))
     assert set(results["left_out"]) == {"cfp", "angular", "similarity"}
     assert "CFP was not measured" in results["verdict"]["evidence"]
 
 
 def test_a_task(trained: Any) -> None:
-    subject = open_subject(trained())
+    opened = open_model(trained())
     task = Task(name="marks", questions=(Question(question="By the ", choices=("deep", "zzz"), answer=0),))
-    results = sweep([subject], subject.data(str(trained.data)), wish(0.5, criteria=("cfp",), seeds=(0,), task=task))
+    results = sweep(
+        [opened], dataset_for(opened, str(trained.data)), wish(0.5, criteria=("cfp",), seeds=(0,), task=task)
+    )
     assert results["task"] == {"name": "marks", "questions": 1}
     assert results["criteria"]["cfp"]["points"][0]["quality"][0]["task"] in (0.0, 1.0)
 
 
 def test_what_does_not_fit(trained: Any, saved: Any) -> None:
-    subject, other = open_subject(trained()), open_subject(saved("prenorm"))
-    data = subject.data(str(trained.data))
+    opened, other = open_model(trained()), open_model(saved("prenorm"))
+    data = dataset_for(opened, str(trained.data))
     with pytest.raises(UsageError, match=r"--criteria cfp: .* has no record of gradients"):
         sweep([other], data, wish(0.5, criteria=("cfp",)))
     with pytest.raises(UsageError, match=r"--sweep 0.1 of 4 blocks is none"):
-        sweep([subject], data, wish(0.1))
+        sweep([opened], data, wish(0.1))
     for ratios in ((0.0,), (1.0,), (0.5, 0.5)):
         with pytest.raises(UsageError, match="--sweep has"):
             wish(*ratios)
@@ -128,25 +130,25 @@ def changed(run: Path, folder: Path, **config: Any) -> Path:
 
 
 def test_models_of_different_tokenizers(trained: Any) -> None:
-    one, two = (open_subject(trained(seed=seed)) for seed in (0, 1))
+    one, two = (open_model(trained(seed=seed)) for seed in (0, 1))
     tokenizer: Any = SimpleNamespace(hash="another")
-    two.opened = dataclasses.replace(two.opened, tokenizer=tokenizer)
+    two = dataclasses.replace(two, tokenizer=tokenizer)
     with pytest.raises(UsageError, match="has another tokenizer than"):
-        sweep([one, two], one.data(str(trained.data)), wish())
+        sweep([one, two], dataset_for(one, str(trained.data)), wish())
 
 
 def test_models_of_different_depth(trained: Any, tmp_path: Path) -> None:
-    subject = open_subject(trained())
-    data = subject.data(str(trained.data))
+    opened = open_model(trained())
+    data = dataset_for(opened, str(trained.data))
     cut = dataclasses.replace(BASE, criterion=None, amount=Amount(blocks="1"))
-    prune(subject, data, cut, tmp_path / "smaller")
+    prune(opened, data, cut, tmp_path / "smaller")
     with pytest.raises(UsageError, match="has other blocks than"):
-        sweep([subject, open_subject(tmp_path / "smaller")], data, wish(0.5))
+        sweep([opened, open_model(tmp_path / "smaller")], data, wish(0.5))
 
 
 def test_models_that_differ_in_more_than_their_seed(trained: Any, tmp_path: Path) -> None:
     first, other = trained(), trained(seed=1)
-    data = open_subject(first).data(str(trained.data))
+    data = dataset_for(open_model(first), str(trained.data))
     (tmp_path / "link").symlink_to(first)
     another, rate = trained("peri-ln", seed=1), changed(other, tmp_path / "rate", lr=0.04)
     refused = {
@@ -157,9 +159,9 @@ def test_models_that_differ_in_more_than_their_seed(trained: Any, tmp_path: Path
     }
     for path, said in refused.items():
         with pytest.raises(UsageError, match=f"{said}.*; the models of a sweep differ by seed alone: train one design"):
-            sweep([open_subject(first), open_subject(path)], data, wish(0.5))
+            sweep([open_model(first), open_model(path)], data, wish(0.5))
     # How often a run was evaluated changes nothing of what it learnt.
-    asked_of([open_subject(first), open_subject(changed(other, tmp_path / "same", evaluate_every=2))], data, wish(0.5))
+    asked_of([open_model(first), open_model(changed(other, tmp_path / "same", evaluate_every=2))], data, wish(0.5))
 
 
 def test_what_decides_the_numbers_of_a_hugging_face_model(trained: Any, tmp_path: Path) -> None:
@@ -173,8 +175,8 @@ def test_what_decides_the_numbers_of_a_hugging_face_model(trained: Any, tmp_path
     ByteTokenizer().save(tmp_path)
 
     def asked() -> dict[str, Any]:
-        subject = open_subject(tmp_path)
-        return asked_of([subject], subject.data(str(trained.data)), wish(0.5))
+        opened = open_model(tmp_path)
+        return asked_of([opened], dataset_for(opened, str(trained.data)), wish(0.5))
 
     before = asked()
     assert (before["device"], before["transformers"]) == ("cpu", transformers.__version__)
@@ -185,36 +187,36 @@ def test_what_decides_the_numbers_of_a_hugging_face_model(trained: Any, tmp_path
     after = asked()
     assert before["models"][0]["weights"] == after["models"][0]["weights"]
     assert before["models"] != after["models"]
-    first, other = open_subject(tmp_path), open_subject(tmp_path)
+    first, other = open_model(tmp_path), open_model(tmp_path)
     first.stack.model.config.rope_parameters["rope_theta"] = 10000.0
     said = "are configured differently: rope parameters rope theta is 10000.0 in the first and 77.0 in the other"
     with pytest.raises(UsageError, match=said):
-        asked_of([first, other], first.data(str(trained.data)), wish(0.5))
-    own = open_subject(trained())
-    assert "transformers" not in asked_of([own], own.data(str(trained.data)), wish(0.5))
+        asked_of([first, other], dataset_for(first, str(trained.data)), wish(0.5))
+    own = open_model(trained())
+    assert "transformers" not in asked_of([own], dataset_for(own, str(trained.data)), wish(0.5))
 
 
 def test_a_record_that_ranks_nothing_leaves_cfp_out(trained: Any, tmp_path: Path) -> None:
     run = changed(trained(), tmp_path / "run")
     record = json.loads((run / "gradient.json").read_text())
     write_gradient(run, {**record, "share": [None, 0.5, 0.3, 0.2]})
-    subject = open_subject(run)
-    data = subject.data(str(trained.data))
+    opened = open_model(run)
+    data = dataset_for(opened, str(trained.data))
     asked, memory = wish(0.5, seeds=(0,)), tmp_path / MEMORY_FILE
-    results = sweep([subject], data, asked, memory=SweepMemory(asked_of([subject], data, asked), memory))
+    results = sweep([opened], data, asked, memory=SweepMemory(asked_of([opened], data, asked), memory))
     assert "gradient.json has no share for block 0" in results["left_out"]["cfp"]
     assert tuple(results["criteria"]) == CRITERIA[1:]
     with pytest.raises(
         UsageError, match=r"^--criteria cfp: .* has no share for block 0.*; similarity, angular, .* work"
     ):
-        sweep([subject], data, wish(0.5, criteria=("cfp",)))
+        sweep([opened], data, wish(0.5, criteria=("cfp",)))
     # With the record mended, what was measured stays; only cfp is new, and new again with another record.
     known = json.loads(memory.read_text())["known"]
     for shares in ([0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]):
         (run / "gradient.json").write_text(json.dumps({**record, "share": shares}))
-        again = SweepMemory(asked_of([subject], data, asked), memory)
+        again = SweepMemory(asked_of([opened], data, asked), memory)
         assert again.dropped == []
-        assert sweep([subject], data, asked, memory=again)["criteria"]["cfp"]["scores"] == [shares]
+        assert sweep([opened], data, asked, memory=again)["criteria"]["cfp"]["scores"] == [shares]
         assert json.loads(memory.read_text())["known"].items() >= known.items()
 
 
@@ -227,12 +229,12 @@ def test_what_is_known_of_a_model_stays_whichever_models_are_beside_it(
         measured.append(text)
 
     folders = [shutil.copytree(trained(seed=seed), tmp_path / f"seed{seed}") for seed in range(3)]
-    data, asked, memory = open_subject(folders[0]).data(str(trained.data)), wish(0.5), tmp_path / MEMORY_FILE
+    data, asked, memory = dataset_for(open_model(folders[0]), str(trained.data)), wish(0.5), tmp_path / MEMORY_FILE
 
-    def swept(*paths: Path, asked: SweepWish = asked) -> SweepMemory:
-        subjects = [open_subject(path) for path in paths]
-        kept = SweepMemory(asked_of(subjects, data, asked), memory)
-        sweep(subjects, data, asked, told, kept)
+    def swept(*paths: Path, asked: SweepConfig = asked) -> SweepMemory:
+        models = [open_model(path) for path in paths]
+        kept = SweepMemory(asked_of(models, data, asked), memory)
+        sweep(models, data, asked, told, kept)
         return kept
 
     swept(folders[0], folders[2])
@@ -277,10 +279,10 @@ def test_cfp_is_measured_by_every_definition_and_a_cut_is_measured_once(trained:
     record["definitions"]["block"] |= {"clipped": up[::-1], "mean-of-shares": up[::-1], "after-warmup": up}
     (run / "gradient.json").write_text(json.dumps({**record, "share": up}))
     (run / "checksums.json").unlink(missing_ok=True)
-    subject = open_subject(run)
-    data, measured = subject.data(str(trained.data)), []
+    opened = open_model(run)
+    data, measured = dataset_for(opened, str(trained.data)), []
     base = dataclasses.replace(BASE, definition="clipped")
-    found = sweep([subject], data, wish(0.5, base=base, criteria=("cfp",), seeds=(0,)), measured.append)
+    found = sweep([opened], data, wish(0.5, base=base, criteria=("cfp",), seeds=(0,)), measured.append)
     cuts = {name: one["points"][0]["cut"][0] for name, one in found["definitions"].items()}
     assert cuts == {
         "sum": ["0", "1"], "clipped": ["2", "3"], "mean-of-shares": ["2", "3"], "after-warmup": ["0", "1"]
@@ -289,20 +291,20 @@ def test_cfp_is_measured_by_every_definition_and_a_cut_is_measured_once(trained:
     assert (found["definition"], found["criteria"]["cfp"]["scores"]) == ("clipped", [up[::-1]])
     # A single cut by it says the same.
     single = dataclasses.replace(base, criterion="cfp", amount=Amount(ratio=0.5))
-    cut = prune(subject, data, single, None)
+    cut = prune(opened, data, single, None)
     assert (cut["gradient_definition"], cut["cut"]) == ("clipped", ["2", "3"])
     # A run that goes on from before each step's norms were kept has no other definitions.
     record["definitions"] = {"block": {}, "sublayer": {}}
     (run / "gradient.json").write_text(json.dumps({**record, "share": up}))
     (run / "checksums.json").unlink(missing_ok=True)
-    subject = open_subject(run)
-    found = sweep([subject], data, wish(0.5, seeds=(0,)))
+    opened = open_model(run)
+    found = sweep([opened], data, wish(0.5, seeds=(0,)))
     assert list(found["definitions"]) == ["sum"]
     assert "has no shares by it" in found["left_out"]["cfp by clipped"]
     with pytest.raises(UsageError, match=r"--gradient-definition clipped: gradient\.json has no shares by it"):
-        prune(subject, data, single, None)
+        prune(opened, data, single, None)
     with pytest.raises(UsageError, match=r"--criteria cfp: .* has no shares by it"):
-        sweep([subject], data, wish(0.5, base=base, criteria=("cfp",)))
+        sweep([opened], data, wish(0.5, base=base, criteria=("cfp",)))
     with pytest.raises(UsageError, match="--gradient-definition clip is not known; sum, clipped, mean-of-shares"):
         dataclasses.replace(BASE, definition="clip")
 
@@ -318,38 +320,38 @@ def test_normalised_goes_with_cfp() -> None:
 
 
 def test_a_task_with_a_choice_without_tokens_is_refused_first(trained: Any) -> None:
-    subject = open_subject(trained())
-    data = subject.data(str(trained.data))
+    opened = open_model(trained())
+    data = dataset_for(opened, str(trained.data))
     tokenizer: Any = SimpleNamespace(hash="", encode=lambda text: [])
-    subject.opened = dataclasses.replace(subject.opened, tokenizer=tokenizer)
+    opened = dataclasses.replace(opened, tokenizer=tokenizer)
     task = Task(name="marks", questions=(Question(question="By", choices=("a", "b"), answer=0, line=7),))
     said: list[str] = []
     with pytest.raises(LeadlineError, match="--task, line 7: the choice 'a' has no tokens"):
-        sweep([subject], data, wish(0.5, criteria=("cfp",), seeds=(0,), task=task), said.append)
+        sweep([opened], data, wish(0.5, criteria=("cfp",), seeds=(0,), task=task), said.append)
     assert said == []
 
 
 def test_errors_of_a_criterion_name_the_option_of_a_sweep(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = open_subject(trained())
-    monkeypatch.setattr("leadline.pruning.weighing.magnitude", lambda stack, kind: [float("nan")] * 4)
-    with pytest.raises(LeadlineError, match=r"^--criteria magnitude gives nan for block 0"):
-        sweep([subject], subject.data(str(trained.data)), wish(0.5, criteria=("magnitude",), seeds=(0,)))
+    opened = open_model(trained())
+    monkeypatch.setattr("leadline.pruning.weight_criteria.magnitude", lambda stack, kind: [float("nan")] * 4)
+    with pytest.raises(LeadlineError, match=r"^--criteria magnitude is nan for block 0"):
+        sweep([opened], dataset_for(opened, str(trained.data)), wish(0.5, criteria=("magnitude",), seeds=(0,)))
 
 
 def test_a_changed_memory_is_damaged(trained: Any, tmp_path: Path) -> None:
-    subject = open_subject(trained())
-    data, path = subject.data(str(trained.data)), tmp_path / MEMORY_FILE
+    opened = open_model(trained())
+    data, path = dataset_for(opened, str(trained.data)), tmp_path / MEMORY_FILE
     asked = wish(0.5, criteria=("magnitude",), seeds=(0,))
     (tmp_path / f".{MEMORY_FILE}.1.partial").touch()
     check_sweep_folder(tmp_path)  # a sweep that was killed in its first write goes on
-    found = sweep([subject], data, asked, memory=SweepMemory(asked_of([subject], data, asked), path))
+    found = sweep([opened], data, asked, memory=SweepMemory(asked_of([opened], data, asked), path))
     assert [entry.name for entry in tmp_path.iterdir()] == [MEMORY_FILE]
     kept = json.loads(path.read_text())
     scores = next(name for name in kept["known"] if "scores by" in name)
     for name, value in ((scores, {"scores": [1.0], "windows": None}), (next(iter(kept["known"])), None)):
         path.write_text(json.dumps({**kept, "known": {**kept["known"], name: value}}))
         with pytest.raises(LeadlineError, match="damaged: it holds other numbers than were written; remove it"):
-            SweepMemory(asked_of([subject], data, asked), path)
+            SweepMemory(asked_of([opened], data, asked), path)
     # What the error says helps, also beside the results of a sweep, and never those of anything else.
     path.unlink()
     write_sweep(found, tmp_path, "leadline prune")

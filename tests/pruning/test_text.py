@@ -14,7 +14,7 @@ from leadline.errors import LeadlineError, UsageError
 from leadline.hub.open import OpenedModel
 from leadline.hub.text import Text, heldout_batches
 from leadline.probes.watch import IGNORED
-from leadline.pruning.text import Reading, quality
+from leadline.pruning.text import EvaluationSettings, quality
 from leadline.stacks import Unit
 
 
@@ -69,7 +69,7 @@ def test_a_loss_that_is_no_use(scale: float) -> None:
 )
 def test_readings_that_do_not_work(options: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Reading(**options)
+        EvaluationSettings(**options)
 
 
 def test_the_stride_is_told_and_matters(tmp_path: Path) -> None:

@@ -15,10 +15,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leadline.data import load_tokenizer
-from leadline.hub.agreement import logits_of, passing_through
+from leadline.hub import training_batches
+from leadline.hub.agreement import logits_of
 from leadline.hub.surgery import find_blocks
 from leadline.probes.measure_stack import measure_stack
-from leadline.pruning import Amount, Reading, Wish, open_subject, prune
+from leadline.pruning import Amount, EvaluationSettings, PruneConfig, dataset_for, open_model, prune
+from leadline.pruning.cutting import parameters_of
+from leadline.stacks.bypass import bypassing
 
 pytestmark = pytest.mark.real
 
@@ -26,19 +29,19 @@ SHORT = os.environ.get("LEADLINE_REAL_SHORT") == "1"
 CRITERIA = ("similarity",) if SHORT else ("similarity", "angular", "taylor", "magnitude", "ablation", "random")
 CONTEXT = 128
 CALIBRATION, HELDOUT = (256, 512) if SHORT else (512, 2048)
-READING = Reading(context=CONTEXT, stride=CONTEXT, tokens=HELDOUT, batch_size=4)
+READING = EvaluationSettings(context=CONTEXT, stride=CONTEXT, tokens=HELDOUT, batch_size=4)
 REMOVED = 3
 PROMPT = "The capital of France is"
 
 
 @pytest.fixture(scope="module")
-def subject(smollm2: Path) -> Any:
-    return open_subject(smollm2)
+def opened(smollm2: Path) -> Any:
+    return open_model(smollm2)
 
 
 @pytest.fixture(scope="module")
-def data(subject: Any) -> Any:
-    return subject.data("sotu")
+def data(opened: Any) -> Any:
+    return dataset_for(opened, "sotu")
 
 
 def load(folder: Path) -> Any:
@@ -55,28 +58,30 @@ def say_on(folder: Path, model: Any) -> str:
     return tokenizer.decode(answer[0, asked["input_ids"].shape[1] :])
 
 
-def test_it_is_the_trained_model(smollm2: Path, subject: Any) -> None:
-    assert subject.stack.blocks == 30
-    assert subject.parameters == 134_515_008
-    assert "Paris" in say_on(smollm2, subject.stack.model)
+def test_it_is_the_trained_model(smollm2: Path, opened: Any) -> None:
+    assert opened.stack.blocks == 30
+    assert parameters_of(opened.stack) == 134_515_008
+    assert "Paris" in say_on(smollm2, opened.stack.model)
 
 
-def test_probes(subject: Any, data: Any) -> None:
-    batches = subject.calibration(data, READING, tokens=CONTEXT, seed=0)
-    found = measure_stack(subject.stack, batches, parts=["activations", "similarity", "lens"])
+def test_probes(opened: Any, data: Any) -> None:
+    batches = training_batches(
+        opened, data, context=READING.context, tokens=CONTEXT, batch_size=READING.batch_size, seed=0
+    )
+    found = measure_stack(opened.stack, batches, parts=["activations", "similarity", "lens"])
     assert len(found["similarity"]["block_influence"]) == 30
     json.dumps(found, allow_nan=False)
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
-def test_pruned_by(criterion: str, smollm2: Path, subject: Any, data: Any, tmp_path: Path) -> None:
-    wish = Wish(
+def test_pruned_by(criterion: str, smollm2: Path, opened: Any, data: Any, tmp_path: Path) -> None:
+    wish = PruneConfig(
         criterion=criterion,
         amount=Amount(count=REMOVED, protect_first=1, protect_last=1),
-        reading=READING,
+        evaluation=READING,
         calibration_tokens=CALIBRATION,
     )
-    record = prune(subject, data, wish, tmp_path / "cut")
+    record = prune(opened, data, wish, tmp_path / "cut")
     removed = [int(unit) for unit in record["cut"]]
     assert len(removed) == REMOVED
     print(f"{criterion}: blocks {removed}, {record['before']['perplexity']:.2f} → {record['after']['perplexity']:.2f}")
@@ -86,8 +91,8 @@ def test_pruned_by(criterion: str, smollm2: Path, subject: Any, data: Any, tmp_p
     assert [layer.self_attn.layer_idx for layer in loaded.model.layers] == list(range(30 - REMOVED))
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
     tokens = torch.from_numpy(load_tokenizer(smollm2).encode(PROMPT))[None].long()
-    whole = subject.stack.model
-    with passing_through(find_blocks(whole)[1], removed):
+    whole = opened.stack.model
+    with bypassing(find_blocks(whole)[1], removed):
         expected = logits_of(whole, tokens)
     torch.testing.assert_close(logits_of(loaded, tokens), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
     assert say_on(tmp_path / "cut", loaded)

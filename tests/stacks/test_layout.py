@@ -126,7 +126,7 @@ def test_blocks_that_pass_no_tensor_on_are_refused():
         def forward(self, state):
             return {"stream": super().forward(state["stream"])}
 
-    with pytest.raises(UsageError, match=r"from block to block in this model is no tensor.*record"):
+    with pytest.raises(UsageError, match=r"from block to block in this model is not a tensor.*record"):
         stack_of(State())
 
 

@@ -446,7 +446,7 @@ def _gradient(content: str, *says: str) -> Bad:
 
 PRUNE = {
     "no model": Bad("prune --count 1 --criterion cfp --out out", ("MODEL is missing",)),
-    "no such model": Bad("prune nowhere --count 1 --criterion cfp --out out", ("nowhere is no folder", "MODEL")),
+    "no such model": Bad("prune nowhere --count 1 --criterion cfp --out out", ("nowhere is not a folder", "MODEL")),
     "something else": Bad("prune {text} --count 1 --criterion cfp --out out", ("holds no model", "config.json")),
     "two models": Bad("prune {run} {data} --count 1 --criterion cfp --out out", ("2 models", "--sweep")),
     "no place": _prune("--criterion cfp --count 1", "--out is missing", "--dry-run"),
@@ -523,7 +523,7 @@ def _probe(options: str, *says: str, code: int = 2, setup: Setup | None = None) 
 PROBE = {
     "no model": Bad("probe --out out", ("name a MODEL",)),
     "something else": Bad("probe {text} --out out", ("holds no model", "config.json")),
-    "one model of two": Bad("probe {run} nowhere --out out", ("nowhere is no folder",)),
+    "one model of two": Bad("probe {run} nowhere --out out", ("nowhere is not a folder",)),
     "no tokens": _probe("--tokens 0", "--tokens 0", "1 or more"),
     "more ablation than text": _probe("--ablation-tokens 64", "--ablation-tokens 64", "up to 32"),
     "no context": _probe("--context 0", "--context 0", "1 or more"),

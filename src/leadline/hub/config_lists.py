@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from leadline.errors import LeadlineError
 from leadline.hub.library import one_line
@@ -37,8 +37,7 @@ _ASKED = (37, 41)
 """Layer counts for which the class is asked how long its lists are: primes, so that no other length is one of them."""
 
 
-@dataclass
-class ConfigCut:
+class ConfigCut(NamedTuple):
     """A configuration for the blocks that stay, and what was changed in it.
 
     Attributes:
@@ -47,7 +46,7 @@ class ConfigCut:
     """
 
     config: Any
-    changed: dict[str, Any] = field(default_factory=dict)
+    changed: dict[str, Any]
 
 
 def cut_config(config: Any, blocks: int, kept: Sequence[int]) -> ConfigCut:
@@ -101,18 +100,19 @@ def as_json(value: Any) -> Any:
     return [as_json(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
+@dataclass
 class _Cut:
     """The changes to one configuration's values, made in place."""
 
-    def __init__(
-        self, blocks: int, kept: tuple[int, ...], lists: Mapping[str, str], where: str, changed: dict[str, Any]
-    ) -> None:
-        self.blocks = blocks
-        self.kept = kept
-        self.renumbered = {old: new for new, old in enumerate(kept)}
-        self.lists = lists
-        self.where = where
-        self.changed = changed
+    blocks: int
+    kept: tuple[int, ...]
+    lists: Mapping[str, str]
+    where: str
+    changed: dict[str, Any]
+
+    @property
+    def renumbered(self) -> dict[int, int]:
+        return {old: new for new, old in enumerate(self.kept)}
 
     def count(self, values: dict[str, Any], decoder: Any) -> None:
         """The number of layers."""
@@ -120,7 +120,7 @@ class _Cut:
         if values.get(name) != self.blocks:
             raise LeadlineError(
                 f"the model has {self.blocks} blocks, and its configuration says {name}={values.get(name)}: "
-                "how it counts layers is not known, so none can be removed; leave blocks out with a pass-through"
+                "how it counts layers is not known, so they can only be skipped without saving (--dry-run)"
             )
         for other in dict.fromkeys((name, *_COUNTS)):
             if values.get(other) == self.blocks:
@@ -165,10 +165,11 @@ class _Cut:
         kind = self.lists.get(name) if not path else None
         if kind != "entries" and _lists_layer_numbers(name, value, self.blocks):
             return [self.renumbered[block] for block in value if block in self.renumbered]
-        if len(value) == self.blocks and (kind == "entries" or _names_a_list_of_layers(name)):
+        named = _names_layers(name, _LAYER_WORDS | _KIND_WORDS)
+        if len(value) == self.blocks and (kind == "entries" or named):
             return [value[block] for block in self.kept]
         runs = _run_lengths(value)
-        if runs is not None and len(runs) == self.blocks and _names_a_list_of_layers(name):
+        if runs is not None and len(runs) == self.blocks and named:
             return [[[runs[block] for block in self.kept], 1]]
         return None
 
@@ -212,14 +213,9 @@ def _words(name: str) -> set[str]:
     return set(name.lower().split("_"))
 
 
-def _names_layers(name: str) -> bool:
+def _names_layers(name: str, known: frozenset[str] = _LAYER_WORDS) -> bool:
     words = _words(name)
-    return bool(words & _LAYER_WORDS) and not words & _NOT_LAYERS
-
-
-def _names_a_list_of_layers(name: str) -> bool:
-    words = _words(name)
-    return bool(words & (_LAYER_WORDS | _KIND_WORDS)) and not words & _NOT_LAYERS
+    return bool(words & known) and not words & _NOT_LAYERS
 
 
 def _lists_layer_numbers(name: str, value: Sequence[Any], blocks: int) -> bool:

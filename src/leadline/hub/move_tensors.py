@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.errors import LeadlineError
+from leadline.stacks.layout import module_lists
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class _Lists:
 
 
 def move_tensors(model: nn.Module, new: nn.Module, stack: str, kept: Sequence[int]) -> None:
-    """Gives the new model the tensors of the old one, the very objects, so that ties stay ties.
+    """Puts the tensors of the old model into the new one, the very objects, so that ties stay ties.
 
     Besides the blocks themselves: other lists with an entry per layer, and tensors with a part per layer along one
     dimension (an embedding for each layer), of which the parts that stay are copied.
@@ -47,12 +48,13 @@ def move_tensors(model: nn.Module, new: nn.Module, stack: str, kept: Sequence[in
     Raises:
         LeadlineError: a tensor that is missing, left over, or of another shape.
     """
-    blocks = len(_entries(model, stack))
-    olds = _named_tensors(model)
+    whole: Any = model.get_submodule(stack)
+    blocks = len(whole)
+    olds = model.state_dict(keep_vars=True)
     lists = _Lists(_lists_per_layer(model, new, blocks, len(kept), stack), tuple(kept))
     sliced: dict[tuple[int, torch.Size], Any] = {}
     used: set[str] = set()
-    for name, tensor in _named_tensors(new).items():
+    for name, tensor in new.state_dict(keep_vars=True).items():
         source = lists.old_name(name)
         if source not in olds:
             raise LeadlineError(f"the cut {type(model).__name__} wants {name}, and the model has no {source}")
@@ -72,16 +74,6 @@ def move_tensors(model: nn.Module, new: nn.Module, stack: str, kept: Sequence[in
     _computed_buffers_to(new, next(iter(olds.values())).device)
 
 
-def _named_tensors(model: nn.Module) -> dict[str, Any]:
-    """Parameters and saved buffers by every name they have."""
-    tensors: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for leaf, buffer in module._buffers.items():
-            if buffer is not None and leaf not in module._non_persistent_buffers_set:
-                tensors[f"{prefix}.{leaf}".lstrip(".")] = buffer
-    return tensors
-
-
 def _computed_buffers_to(model: nn.Module, device: torch.device) -> None:
     """Buffers that are computed and not saved, such as rotary frequencies, follow the weights."""
     for module in model.modules():
@@ -91,16 +83,12 @@ def _computed_buffers_to(model: nn.Module, device: torch.device) -> None:
                 module._buffers[leaf] = buffer.to(device)
 
 
-def _entries(model: nn.Module, name: str) -> Any:
-    return model.get_submodule(name)
-
-
 def _lists_per_layer(model: nn.Module, new: nn.Module, blocks: int, left: int, stack: str) -> tuple[str, ...]:
-    news = {name: len(module) for name, module in new.named_modules() if isinstance(module, nn.ModuleList)}
+    news = module_lists(new)
     names = {
         name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == blocks != left and news.get(name) == left
+        for name, module in module_lists(model).items()
+        if len(module) == blocks != left and len(news.get(name, ())) == left
     }
     return tuple(sorted(names | {stack}, key=len, reverse=True))
 

@@ -6,7 +6,7 @@
 
 A folder that isn't there yet gets its name in one step. An empty one that is there stays the same folder, as it may be
 where the user is, a mounted one, or what a link names: the files move into it, `config.json` last, without which
-there is no model in it.
+there is no model in it. What a process that was killed left under a hidden name is removed by the next `check_new`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,10 +23,12 @@ from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_folder, check_writable, sync_folder
 
 LAST = "config.json"
+ENDINGS = ("pruned", "partial")
+"""Of hidden folders."""
 
 
 def check_new(out: Path) -> None:
-    """Makes sure that `out` can become a new folder.
+    """Makes sure that `out` can become a new folder, and removes what killed processes left of earlier ones there.
 
     Raises:
         UsageError: it is a file, lies below one, holds something, or is a link to itself.
@@ -35,6 +38,7 @@ def check_new(out: Path) -> None:
     if place.is_symlink():
         raise UsageError(f"--out {out} is a link that leads nowhere; name a new or empty folder")
     check_folder(place, "--out")
+    _remove_leftovers(Path(os.path.realpath(out)))
     try:
         full = place.exists() and any(place.iterdir())
     except OSError as error:
@@ -46,12 +50,12 @@ def check_new(out: Path) -> None:
 
 @contextlib.contextmanager
 def placed(out: Path, ending: str) -> Iterator[Path]:
-    """Gives the path of a hidden folder, which isn't there yet; at the end what is in it is in `out`.
+    """Yields the path of a hidden folder, which isn't there yet; at the end what is in it is in `out`.
 
     An error leaves nothing behind but the folders above `out`.
 
     Args:
-        ending: of the hidden folder's name.
+        ending: of the hidden folder's name, one of `ENDINGS`.
 
     Raises:
         LeadlineError: it can't be written. Errors from inside the context name `out` in place of the hidden folder.
@@ -76,6 +80,30 @@ def placed(out: Path, ending: str) -> Iterator[Path]:
         raise LeadlineError(said) from error
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _remove_leftovers(place: Path) -> None:
+    """Removes the hidden folders of processes that are dead, beside `place` and inside of it."""
+    hidden = re.compile(rf"\.{re.escape(place.name)}\.(\d+)\.({'|'.join(ENDINGS)})")
+    for folder in (place.parent, place):
+        with contextlib.suppress(OSError):
+            for path in folder.iterdir():
+                match = hidden.fullmatch(path.name)
+                if match and path.is_dir() and not path.is_symlink() and not _runs(int(match[1])):
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _runs(process: int) -> bool:
+    """Whether there is a process of that number, whoever's it is; taken for granted where it can't be asked."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _move_into(hidden: Path, place: Path) -> None:

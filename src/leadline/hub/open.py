@@ -71,7 +71,7 @@ def kind_of(path: Path | str) -> Kind:
     path = Path(path)
     if not path.is_dir():
         raise UsageError(
-            f"{path} is no folder; MODEL is a run's folder, one with {CONFIG} and model.safetensors, or a Hugging "
+            f"{path} is not a folder; MODEL is a run's folder, one with {CONFIG} and model.safetensors, or a Hugging "
             "Face model's. Nothing is downloaded"
         )
     if (path / RUN_FILE).is_file():
@@ -101,17 +101,15 @@ def open_model(
     path, place = Path(path), usable_device(device)
     kind = kind_of(path)
     model: Any
+    begins = None
     if kind == "hugging-face":
         model = _load_hugging_face(path, dtype)
         tokenizer, begins = read_tokenizer(path, getattr(model.config, "eos_token_id", None))
     elif kind == "run":
         model, tokenizer = load_model(path)
-        begins = None
+        model = model if dtype is None else model.to(dtype)
     else:
         model, tokenizer = Decoder.load(path, dtype=dtype), load_tokenizer(path)
-        begins = None
-    if kind == "run" and dtype is not None:
-        model = model.to(dtype)
     stack = stack_of(model.to(place).eval(), blocks=layers)
     if kind == "hugging-face":
         _check_causal(stack)

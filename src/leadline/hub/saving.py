@@ -4,6 +4,9 @@
 
 Everything is written into a hidden folder (`leadline.hub.new_folder`), loaded from there with `AutoModelForCausalLM` as
 anyone would, compared, and only then moved into place. A model that would not come back the same leaves nothing behind.
+
+In memory there are two models at most: the one that is saved, whose tensors are those of the whole model, and the one
+that was loaded.
 """
 
 from __future__ import annotations
@@ -12,45 +15,53 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from leadline.errors import LeadlineError
 from leadline.files import sync_folder, write_json, write_text
-from leadline.hub.agreement import (
-    check_cache,
-    check_same_logits,
-    check_same_weights,
-    logits_of,
-    passing_through,
-    sample_tokens,
-)
+from leadline.hub.agreement import check_cache, check_logits, check_same_weights, logits_of, sample_tokens
 from leadline.hub.config_lists import value_at
 from leadline.hub.library import one_line, quiet
 from leadline.hub.new_folder import check_new, placed
-from leadline.hub.surgery import Place, check_same_block, find_blocks, operate
+from leadline.hub.surgery import Place, check_same_block, cut_blocks, find_blocks
 from leadline.hub.tokenizer import write_tokenizer
+from leadline.stacks.bypass import bypassing
 
 _IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 
 
+class Reloaded(NamedTuple):
+    """A model that was saved, loaded again and found the same.
+
+    Attributes:
+        model: it, as loaded again.
+        difference: the largest difference of logits.
+        steps: of generation, compared with the cache and without.
+    """
+
+    model: Any
+    difference: float
+    steps: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class SavedModel:
-    """A model that was saved, loaded again and found the same.
+    """A pruned model that was saved, loaded again and found the same.
 
     Attributes:
         folder: where it is.
         model: it, as loaded again.
-        kept: the numbers that its blocks had before the cut, from 0.
+        kept: the numbers that its blocks had before they were removed, from 0.
         removed: those that went.
         parameters: how many it has, tied ones once.
         parameters_before: how many there were.
-        difference: the largest difference of its logits from those of the whole model passing the blocks by.
+        difference: the largest difference of its logits from those of the whole model with the blocks skipped.
         steps: of generation, compared with the cache and without.
         changed: what was changed in the configuration, by path.
     """
@@ -63,7 +74,7 @@ class SavedModel:
     parameters_before: int
     difference: float
     steps: int
-    changed: dict[str, Any] = field(default_factory=dict)
+    changed: dict[str, Any]
 
 
 def save_pruned(
@@ -78,9 +89,9 @@ def save_pruned(
 ) -> SavedModel:
     """Removes blocks and saves what is left as safetensors with its configuration.
 
-    Compared before the folder appears, in the model's own dtype: the logits of the whole model passing the blocks by,
-    of the cut model, and of the model loaded again; its blocks and parameters; every list of its configuration; and
-    generation with and without the cache.
+    Compared before the folder appears, in the model's own dtype: the logits of the whole model with the blocks skipped
+    and of the model loaded again; its weights, blocks and parameters; every list of its configuration; and generation
+    with and without the cache.
 
     Args:
         model: a `transformers.PreTrainedModel`; stays as it is.
@@ -97,25 +108,22 @@ def save_pruned(
     """
     check_new(folder)
     check_configurations(model)
-    surgery = operate(model, blocks, layers=layers)
-    removed = tuple(block for block in range(surgery.blocks) if block not in surgery.kept)
+    surgery = cut_blocks(model, blocks, layers=layers)
     tokens = sample_tokens(model) if tokens is None else tokens.to(model.device)
-    with passing_through(model.get_submodule(surgery.layers), removed):
+    removed = tuple(sorted(set(blocks)))
+    with bypassing(model.get_submodule(surgery.layers), removed):
         expected = logits_of(model, tokens)
-    check_same_logits(expected, logits_of(surgery.model, tokens), "the cut model against passing the blocks by")
-    loaded, difference, steps = _save_and_load(
-        surgery.model, folder, tokenizer, record, tokens, expected, surgery.cut.changed
-    )
+    compared: dict[str, Any] = {"tokens": tokens, "expected": expected, "changed": surgery.changed}
+    with placed(folder, "partial") as hidden:
+        reloaded = write_and_reload(surgery.model, hidden, tokenizer=tokenizer, record=record, **compared)
     return SavedModel(
         folder=folder,
-        model=loaded,
         kept=surgery.kept,
         removed=removed,
-        parameters=_count(loaded),
+        parameters=_count(reloaded.model),
         parameters_before=_count(model),
-        difference=difference,
-        steps=steps,
-        changed=surgery.cut.changed,
+        changed=surgery.changed,
+        **reloaded._asdict(),
     )
 
 
@@ -128,8 +136,52 @@ def save_checked(model: Any, folder: Path, *, tokenizer: Any = None, record: dic
     """
     check_new(folder)
     check_configurations(model)
-    tokens = sample_tokens(model)
-    return _save_and_load(model, folder, tokenizer, record, tokens, logits_of(model, tokens), {})[0]
+    with placed(folder, "partial") as hidden:
+        return write_and_reload(model, hidden, tokenizer=tokenizer, record=record).model
+
+
+def write_and_reload(
+    model: Any,
+    folder: Path,
+    *,
+    tokenizer: Any = None,
+    record: dict[str, Any] | None = None,
+    tokens: Tensor | None = None,
+    expected: Tensor | None = None,
+    changed: Mapping[str, Any] | None = None,
+) -> Reloaded:
+    """Writes a model into a hidden folder, loads it again and compares it.
+
+    Args:
+        folder: isn't there yet.
+        tokens: to compare with, (B, T) int64; random ones without.
+        expected: the logits of `tokens`; those of `model` unless given.
+        changed: what of the configuration has to come back, by path.
+
+    Raises:
+        LeadlineError: it can't be saved, or does not come back the same.
+    """
+    try:
+        with quiet():
+            model.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:  # Whatever the library objects to is the reason.
+        raise LeadlineError(f"{type(model).__name__} cannot be saved: {one_line(error)}") from error
+    if tokenizer is not None:
+        write_tokenizer(tokenizer, folder, getattr(model.config, "eos_token_id", None))
+    if record is not None:
+        write_json(folder / "pruning.json", record)
+    _forget_code(folder)
+    loaded = load_causal_lm(folder, model.dtype, like=model).to(model.device).eval()
+    _check_shape(model, loaded, changed or {})
+    check_same_weights(model, loaded, "the reloaded model")
+    tokens = sample_tokens(model) if tokens is None else tokens
+    expected = logits_of(model, tokens) if expected is None else expected
+    difference = check_logits(expected, logits_of(loaded, tokens), "the reloaded model")
+    steps = check_cache(loaded, tokens)
+    _settle(folder)
+    return Reloaded(loaded, difference, steps)
 
 
 def check_configurations(model: Any) -> None:
@@ -138,23 +190,15 @@ def check_configurations(model: Any) -> None:
     Raises:
         LeadlineError: it doesn't; names the entries.
     """
-    try:
-        with tempfile.TemporaryDirectory() as folder, quiet():
-            model.config.save_pretrained(folder)
-    except Exception as error:  # Whatever the library objects to is the reason.
-        raise LeadlineError(f"transformers does not save this config.json: {one_line(error)}") from error
-    config = getattr(model, "generation_config", None)
-    if config is None:
-        return
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            config.save_pretrained(folder)
-    except ValueError as error:
-        entries = ", ".join(re.findall(r"^- `(\w+)`", str(error), re.MULTILINE))
-        raise LeadlineError(
-            "transformers does not save this generation_config.json: "
-            + (f"{entries} can't stand beside the other entries; take them out" if entries else one_line(error))
-        ) from error
+    for name, config in (("config", model.config), ("generation_config", getattr(model, "generation_config", None))):
+        try:
+            with tempfile.TemporaryDirectory() as folder, quiet():
+                if config is not None:
+                    config.save_pretrained(folder)
+        except Exception as error:  # Whatever the library objects to is the reason.
+            entries = ", ".join(re.findall(r"^- `(\w+)`", str(error), re.MULTILINE))
+            said = f"{entries} can't stand beside the other entries; take them out" if entries else one_line(error)
+            raise LeadlineError(f"transformers does not save this {name}.json: {said}") from error
 
 
 def load_causal_lm(folder: Path, dtype: torch.dtype, *, like: Any = None) -> Any:
@@ -170,9 +214,8 @@ def load_causal_lm(folder: Path, dtype: torch.dtype, *, like: Any = None) -> Any
 
     # Without the third the library asks on the terminal whether to run what lies in the folder, and waits.
     options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
-    options["dtype"] = dtype
     # How the configuration wants its outputs isn't what the model is; the library's own classes need them by name.
-    options["return_dict"] = True
+    options |= {"dtype": dtype, "return_dict": True}
     if like is not None:
         implementations = {name: getattr(like.config, f"_{name}") for name in _IMPLEMENTATIONS}
         options |= {name: value for name, value in implementations.items() if value is not None}
@@ -201,42 +244,12 @@ def _reason(error: Exception) -> str:
     return said
 
 
-def _save_and_load(
-    model: Any,
-    folder: Path,
-    tokenizer: Any,
-    record: dict[str, Any] | None,
-    tokens: Tensor,
-    expected: Tensor,
-    changed: dict[str, Any],
-) -> tuple[Any, float, int]:
-    with placed(folder, "partial") as hidden:
-        try:
-            with quiet():
-                model.save_pretrained(hidden)
-        except OSError:
-            raise
-        except Exception as error:  # Whatever the library objects to is the reason.
-            raise LeadlineError(f"{type(model).__name__} cannot be saved: {one_line(error)}") from error
-        if tokenizer is not None:
-            write_tokenizer(tokenizer, hidden, getattr(model.config, "eos_token_id", None))
-        if record is not None:
-            write_json(hidden / "pruning.json", record)
-        _forget_code(hidden)
-        loaded = load_causal_lm(hidden, model.dtype, like=model).to(model.device).eval()
-        _check_shape(model, loaded, changed)
-        check_same_weights(model, loaded, "the model loaded again")
-        difference = check_same_logits(expected, logits_of(loaded, tokens), "the model loaded again")
-        steps = check_cache(loaded, tokens)
-        _settle(hidden)
-    return loaded, difference, steps
-
-
-def _check_shape(model: Any, loaded: Any, changed: dict[str, Any]) -> None:
+def _check_shape(model: Any, loaded: Any, changed: Mapping[str, Any]) -> None:
     """The loaded model is the pruned one in everything that logits of a short text need not show."""
     if type(loaded) is not type(model):
         raise LeadlineError(f"{type(model).__name__} comes back as {type(loaded).__name__}")
-    (name, blocks), (other, others) = find_blocks(model), find_blocks(loaded)
+    name, blocks = find_blocks(model)
+    other, others = find_blocks(loaded)
     if (name, len(blocks)) != (other, len(others)):
         raise LeadlineError(f"{len(blocks)} blocks were saved and {len(others)} come back")
     if _count(model) != _count(loaded):

@@ -5,7 +5,7 @@
 The configuration is cut (`leadline.hub.config_lists`), the class builds a model from it, and the tensors of the blocks
 that stay move in. So every layer number, cache, mask and schedule is the library's own, and the same as after a
 reload. What the class would build differently for a block at its new place (a scale by depth, another kind of
-attention) is found by comparing the two blocks, and is refused: such a model can only be passed through.
+attention) is found by comparing the two blocks, and is refused: blocks of such a model can only be skipped.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from leadline.errors import LeadlineError, UsageError, did_you_mean
-from leadline.hub.config_lists import ConfigCut, cut_config
+from leadline.errors import LeadlineError, UsageError
+from leadline.hub.config_lists import cut_config
 from leadline.hub.library import one_line
 from leadline.hub.move_tensors import move_tensors
 from leadline.stacks import Unit
+from leadline.stacks.layout import largest_list, module_lists, named_list
 
 _LAYER_NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx"})
 _PLAIN = (int, float, bool, str, type(None))
@@ -30,20 +31,18 @@ _PLAIN = (int, float, bool, str, type(None))
 
 @dataclass(frozen=True)
 class Surgery:
-    """What `operate` did.
+    """What `cut_blocks` did.
 
     Attributes:
         model: the new model. It shares its tensors with the old one.
-        cut: its configuration and what was changed in it.
+        changed: what was changed in the configuration, by path.
         kept: the numbers that its blocks had, from 0.
-        blocks: how many blocks there were.
         layers: the name of the list of blocks.
     """
 
     model: Any
-    cut: ConfigCut
+    changed: dict[str, Any]
     kept: tuple[int, ...]
-    blocks: int
     layers: str
 
 
@@ -63,11 +62,29 @@ def remove_blocks(model: Any, blocks: Collection[int], *, layers: str | None = N
         UsageError: a number that isn't there, or nothing would be left.
         LeadlineError: the result would not be what the class builds and loads; says why.
     """
-    return operate(model, blocks, layers=layers).model
+    return cut_blocks(model, blocks, layers=layers).model
 
 
-def operate(model: Any, blocks: Collection[int], *, layers: str | None = None) -> Surgery:
+def cut_blocks(model: Any, blocks: Collection[int], *, layers: str | None = None) -> Surgery:
     """As `remove_blocks`, and says what was done."""
+    surgery = _rebuilt(model, blocks, layers)
+    move_tensors(model, surgery.model, surgery.layers, surgery.kept)
+    surgery.model.generation_config = copy.deepcopy(model.generation_config)
+    surgery.model.train(model.training)
+    return surgery
+
+
+def check_rebuilds(model: Any, *, layers: str | None = None) -> None:
+    """Makes sure that the class builds this model again, so that what no choice of blocks changes is known before one.
+
+    Raises:
+        LeadlineError: it doesn't; says why, as `remove_blocks` would of any blocks.
+    """
+    _rebuilt(model, (), layers)
+
+
+def _rebuilt(model: Any, blocks: Collection[int], layers: str | None) -> Surgery:
+    """What the class builds without these blocks, compared with what they are here; its weights have no values yet."""
     name, stack = find_blocks(model, layers)
     kept = kept_blocks(len(stack), blocks)
     _refuse_unknown(model)
@@ -83,10 +100,7 @@ def operate(model: Any, blocks: Collection[int], *, layers: str | None = None) -
     for position, block in enumerate(kept):
         check_same_block(stack[block], new_stack[position], Place(block, position, len(stack), kept))
     _refuse_narrowed(model, new)
-    move_tensors(model, new, name, kept)
-    new.generation_config = copy.deepcopy(model.generation_config)
-    new.train(model.training)
-    return Surgery(new, cut, kept, len(stack), name)
+    return Surgery(new, cut.changed, kept, name)
 
 
 def blocks_of_units(model: Any, units: Collection[Unit]) -> list[int]:
@@ -105,7 +119,7 @@ def blocks_of_units(model: Any, units: Collection[Unit]) -> list[int]:
             raise UsageError(
                 f"{type(model).__name__} has no block without its {' and '.join(sorted(names))}, so a model without "
                 f"{block}.{sorted(names)[0]} could not be loaded again; --unit block works, and --dry-run "
-                "passes sublayers by without saving"
+                "skips sublayers without saving"
             )
         blocks.add(block)
     return sorted(blocks)
@@ -133,27 +147,17 @@ def find_blocks(model: nn.Module, layers: str | None = None) -> tuple[str, nn.Mo
         UsageError: there is none of that name; names those that there are.
         LeadlineError: there is none at all.
     """
-    lists = {
-        name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) > 0
-    }
+    lists = module_lists(model)
     if not lists:
         raise LeadlineError(f"{type(model).__name__} has no list of blocks, so none can be removed")
-    if layers is None:
-        layers = max(lists, key=lambda name: sum(parameter.numel() for parameter in lists[name].parameters()))
-    if layers not in lists:
-        outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
-        there = ", ".join(f"{name} ({len(lists[name])})" for name in outer)
-        raise UsageError(
-            f"--layers {layers}: {type(model).__name__} has no list of blocks called so; it has {there}."
-            f"{did_you_mean(layers, outer)}"
-        )
-    return layers, lists[layers]
+    name = largest_list(lists) if layers is None else layers
+    return name, named_list(model, name)
 
 
 def _refuse_unknown(model: Any) -> None:
     if not hasattr(model, "config") or not hasattr(type(model), "from_pretrained"):
         raise LeadlineError(
-            f"{type(model).__name__} is no model of the transformers library; unwrap it first (merge adapters)"
+            f"{type(model).__name__} is not a model of the transformers library; unwrap it first (merge adapters)"
         )
     if getattr(model, "is_quantized", False) or getattr(model.config, "quantization_config", None) is not None:
         raise LeadlineError(
@@ -237,8 +241,8 @@ class Place:
         what = ".".join(part for part in (module, attribute) if part) or "its class"
         raise LeadlineError(
             f"block {self.block} would not stay itself as block {self.position} of a saved model: {what} is {old} now "
-            f"and would be {new}, because this class works it out from the layer's number. Remove other blocks (whole "
-            "periods of the schedule), or leave blocks out with a pass-through"
+            f"and would be {new}, because this class computes it from the layer's number. Remove other blocks (whole "
+            "periods of the schedule), or skip blocks without saving (--dry-run)"
         )
 
 

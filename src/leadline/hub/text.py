@@ -28,9 +28,9 @@ TEXT_HELDOUT = 0.1
 """The share of plain text files that is held out. [ours]"""
 
 TEXT_VERSION = 2
-"""Of how text files are read and split: another one is prepared anew."""
+"""Of how text files are read and split: another one is prepared again."""
 
-ONCE = "putting the text into the model's tokens, which is kept for the next time"
+ONCE = "tokenizing the text (cached)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +55,13 @@ class Text:
     begins: int | None
 
 
-def dataset_for(opened: OpenedModel, data: str | Path, say: Callable[[str], None] = lambda text: None) -> DataSet:
+def dataset_for(opened: OpenedModel, data: str | Path, progress: Callable[[str], None] = lambda text: None) -> DataSet:
     """A data set in the model's own tokens.
 
     Args:
         data: `sotu`, a prepared folder whose tokenizer is the model's, or text files (.txt, .jsonl, .parquet; a file,
             a folder or a pattern). Speeches and files are tokenized once and kept in the cache.
-        say: told before that, which takes a while.
+        progress: receives a line before that, which takes a while.
 
     Raises:
         UsageError: there is no such data, or it was prepared with another tokenizer.
@@ -73,7 +73,7 @@ def dataset_for(opened: OpenedModel, data: str | Path, say: Callable[[str], None
             return resolve(SOTU)
 
         def speeches(folder: Path) -> None:
-            say(ONCE)
+            progress(ONCE)
             fetch(SOTU, folder, tokenizer)
 
         return from_cache(f"{SOTU}-{tokenizer.hash[:16]}", speeches)
@@ -87,10 +87,10 @@ def dataset_for(opened: OpenedModel, data: str | Path, say: Callable[[str], None
         raise UsageError(f"--data {str(data) or repr('')}: {error}; sotu and prepared folders work too") from None
 
     def text(folder: Path) -> None:
-        say(ONCE)
+        progress(ONCE)
         prepared = prepare_corpus(files, folder, tokenizer, heldout=TEXT_HELDOUT, existing="keep")
         for note in (*files.summary(), *prepared.notes):
-            say(note)
+            progress(note)
 
     found = from_cache(f"text-{TEXT_VERSION}-{_hash(files.paths)}-{tokenizer.hash[:16]}", text)
     found.name = str(data)
@@ -111,7 +111,7 @@ def heldout_batches(
     batch_size: int = 8,
     stride: int | None = None,
 ) -> Text:
-    """Windows of the held-out part, spread evenly over it: the same ones every time.
+    """Windows of the validation split (held-out), spread evenly over it: the same ones every time.
 
     Args:
         data: see `dataset_for`; or a data set.
@@ -141,14 +141,8 @@ def heldout_batches(
         batch = begun(Batch(whole[:, :-1].contiguous(), whole[:, 1:].contiguous()), opened.begins)
         batch.targets[:, : context - stride] = IGNORED
         batches.append(batch)
-    return Text(
-        batches=batches,
-        bytes_per_token=split.bytes_per_token,
-        context=context,
-        stride=stride,
-        tokens=len(starts) * stride,
-        begins=opened.begins,
-    )
+    counted, begins, ratio = len(starts) * stride, opened.begins, split.bytes_per_token
+    return Text(batches=batches, bytes_per_token=ratio, context=context, stride=stride, tokens=counted, begins=begins)
 
 
 def training_batches(
@@ -160,7 +154,7 @@ def training_batches(
     batch_size: int = 8,
     seed: int = 0,
 ) -> list[Batch]:
-    """Predictions of the training part, in windows that the seed chooses; none of them is held out.
+    """Predictions of the training split, in windows that the seed chooses; none of them is held out.
 
     Args:
         context: see `heldout_batches`.
@@ -214,10 +208,10 @@ def _check_context(opened: OpenedModel, context: int) -> None:
 
 
 def _check_vocabulary(opened: OpenedModel, tokens: torch.Tensor) -> None:
-    """Raises LeadlineError where the tokenizer gives a token that the model has no embedding for."""
+    """Raises LeadlineError where the tokenizer returns a token that the model has no embedding for."""
     if (largest := int(tokens.max())) >= opened.stack.vocab_size:
         raise LeadlineError(
-            f"the tokenizer of {opened.path} gives the token {largest}, and the model has {opened.stack.vocab_size}; "
+            f"the tokenizer of {opened.path} returns the token {largest}, and the model has {opened.stack.vocab_size}; "
             "put the model's own tokenizer beside it"
         )
 

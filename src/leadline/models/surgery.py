@@ -16,15 +16,15 @@ from leadline.models.config import CutConfig, DecoderConfig, LayerConfig, Repeat
 from leadline.models.decoder import Decoder
 
 
-def cut(model: Decoder, sublayers: Collection[int]) -> Decoder:
+def cut(model: Decoder, sublayers: Collection[int], *, copy: bool = True) -> Decoder:
     """A new decoder without these sublayers; `model` stays as it is.
 
     Blocks that lose both sublayers are gone, and those that are left are numbered anew from 0. A block that repeats
     is cut in all of its occurrences.
 
     Args:
-        model: its parameters are copied.
         sublayers: numbers as for `skip`, in the order of `model.sites()`.
+        copy: the parameters are copied; else they share memory with those of `model`.
 
     Raises:
         UsageError: a number that isn't there, nothing would be left, or one occurrence of a block that repeats is
@@ -34,7 +34,9 @@ def cut(model: Decoder, sublayers: Collection[int]) -> Decoder:
     kept = kept_blocks(model.config, sublayers)
     smaller = Decoder(config, device="meta", dtype=model.embed.weight.dtype)
     values = model.state_dict()
-    wanted = {name: values[_name_before(name, kept)].detach().clone() for name in smaller.state_dict()}
+    wanted = {name: values[_name_before(name, kept)].detach() for name in smaller.state_dict()}
+    if copy:
+        wanted = {name: value.clone() for name, value in wanted.items()}
     smaller.load_state_dict(wanted, assign=True)
     before = dict(model.named_parameters())
     for name, parameter in smaller.named_parameters():

@@ -30,11 +30,8 @@ MOST_TOKENS = 256
 """Tokens at a time, which is also the batch of CKA."""
 
 
-class Similarity(Measure):
-    """Angular distance, block influence, CKA and effective rank from one pass.
-
-    Keeps S·D² float64 for the ranks and, during a batch, its states.
-    """
+class BlockCosines(Measure):
+    """Cosines and angles between the states along depth; during a batch it holds its states."""
 
     def __init__(self, stack: Stack) -> None:
         super().__init__(stack)
@@ -42,9 +39,6 @@ class Similarity(Measure):
         self._states = States(stack.blocks)
         self._angles = torch.zeros(count, count, dtype=torch.float64)
         self._cosines = torch.zeros(count, count, dtype=torch.float64)
-        self._influence = PairedMeans(stack.blocks)
-        self._cka = MinibatchCKA()
-        self._moments = [SecondMoment() for _ in range(count)]
 
     def on_block(self, block: int, before: Tensor, after: Tensor) -> None:
         self.width = after.shape[-1]
@@ -53,17 +47,51 @@ class Similarity(Measure):
     @torch.no_grad()
     def end_batch(self, batch: TokenBatch, logits: Tensor) -> None:
         super().end_batch(batch, logits)
-        turned = []
         for x_SnD in chunks(self._states.take(), MOST_TOKENS):
             cosine_nSS = cosines(x_SnD)
-            turned.append(1.0 - cosine_nSS.diagonal(1, dim1=1, dim2=2).double().cpu())
             self._cosines += cosine_nSS.sum(dim=0).cpu()
             self._angles += angles(cosine_nSS).sum(dim=0).cpu()
-            self._cka.add(x_SnD)
-            for moment, x_nD in zip(self._moments, x_SnD, strict=True):
-                moment.add(x_nD)
+            self.add(x_SnD, cosine_nSS)
+
+    def add(self, states_SnD: Tensor, cosine_nSS: Tensor) -> None:
+        """The states of some tokens and their cosines, for measures that need more of them."""
+
+    def influence(self, blocks: int = 1) -> list[float]:
+        """1 − E cos(x_i, x_{i+n}) for every first block i of n blocks in a row."""
+        found: list[float] = (1.0 - self._cosines.diagonal(blocks) / self.tokens).tolist()
+        return found
+
+    def window_angles(self, blocks: int) -> list[float]:
+        """The angle across n blocks in a row, for every first one."""
+        found: list[float] = (self._angles.diagonal(blocks) / self.tokens).tolist()
+        return found
+
+
+class Similarity(BlockCosines):
+    """Angular distance, block influence, CKA and effective rank from one pass.
+
+    Keeps S·D² float64 for the ranks.
+    """
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__(stack)
+        self._influence = PairedMeans(stack.blocks)
+        self._cka = MinibatchCKA()
+        self._moments = [SecondMoment() for _ in range(stack.blocks + 1)]
+        self._turned: list[Tensor] = []
+
+    def add(self, states_SnD: Tensor, cosine_nSS: Tensor) -> None:
+        self._turned.append(1.0 - cosine_nSS.diagonal(1, dim1=1, dim2=2).double().cpu())
+        self._cka.add(states_SnD)
+        for moment, x_nD in zip(self._moments, states_SnD, strict=True):
+            moment.add(x_nD)
+
+    @torch.no_grad()
+    def end_batch(self, batch: TokenBatch, logits: Tensor) -> None:
+        self._turned = []
+        super().end_batch(batch, logits)
         sequences, length = batch.tokens.shape
-        of_sequence = torch.cat(turned).view(sequences, length, -1).sum(dim=1)
+        of_sequence = torch.cat(self._turned).view(sequences, length, -1).sum(dim=1)
         self._influence.add(of_sequence.numpy(), np.full(sequences, float(length)))
 
     def angular_distance(self) -> list[list[float]]:
@@ -73,8 +101,7 @@ class Similarity(Measure):
 
     def window_influence(self) -> list[list[float]]:
         """Row n − 1: 1 − E cos(x_i, x_{i+n}) for every first block i of n blocks in a row."""
-        influence = 1.0 - self._cosines / self.tokens
-        return [influence.diagonal(n).tolist() for n in range(1, len(influence))]
+        return [self.influence(n) for n in range(1, self.stack.blocks + 1)]
 
     def result(self) -> dict[str, Any]:
         """See `measure_stack`."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from leadline.errors import LeadlineError
 from leadline.models import Decoder
 from leadline.ops.cross_entropy import IGNORED
+from leadline.stacks.base import measuring
 from leadline.stacks.sites import Watcher, readout_of, sites_of, watch
 
 __all__ = [
@@ -40,19 +40,6 @@ class TokenBatch(Protocol):
 
     @property
     def targets(self) -> Tensor: ...
-
-
-@contextlib.contextmanager
-def measuring(model: nn.Module) -> Iterator[torch.device]:
-    """Evaluation mode without gradients; the modes of all modules come back. Gives the model's device."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield next((p.device for p in model.parameters()), torch.device("cpu"))
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def counted(targets: Tensor) -> Tensor:

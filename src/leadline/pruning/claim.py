@@ -70,30 +70,24 @@ def verdict(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def _judged(results: Mapping[str, Any], cfp: Mapping[str, Any]) -> dict[str, Any]:
     """The verdict by one definition, with the gaps behind it."""
-    measured, smallest = results["criteria"], results["smallest_effect"]
-    rivals = [name for name in RIVALS if name in measured]
+    smallest, models = results["smallest_effect"], results["seeds_are"] == "models"
+    rivals = {name: results["criteria"][name] for name in RIVALS if name in results["criteria"]}
     gaps = corrected(
-        {("loss", name): paired_gap(_differences(cfp, measured[name])) for name in rivals}
-        | {("stability", name): _stability(results, cfp, measured[name]) for name in rivals}
+        {("loss", name): paired_gap(_differences(cfp, rival)) for name, rival in rivals.items()}
+        | {("stability", n): stability_gap(cfp["scores"], r["scores"]) if models else None for n, r in rivals.items()}
     )
     loss, stable = ({name: gaps[what, name] for name in rivals} for what in ("loss", "stability"))
     losses = {name: _effect(gap, smallest, sign=-1) for name, gap in loss.items()}
     orders = {name: _effect(gap, 0.0, sign=1) for name, gap in stable.items()}
-    word = "open"
-    if results["seeds_are"] == "models":
-        word = _word(list(losses.values()), list(orders.values()), len(rivals) < len(RIVALS))
-    sentences = []
-    if rivals:
-        sentences = [
-            _sentence("in loss (bits per byte)", losses, loss),
-            _sentence("in rank stability (Kendall τ-b)", orders, stable),
-        ]
+    evidence = f"CFP is {_sentence('in loss (bits per byte)', losses, loss)}; "
+    evidence += f"{_sentence('in rank stability (Kendall τ-b)', orders, stable)}."
+    by_ratio = {name: zip(_losses(cfp), _losses(rival), strict=True) for name, rival in rivals.items()}
     return {
-        "verdict": word,
-        "evidence": f"CFP is {'; '.join(sentences)}." if sentences else "nothing to compare with.",
-        "loss": _plain(loss),
-        "stability": _plain(stable),
-        "ratios": {name: [_plain_gap(gap) for gap in _by_ratio(cfp, measured[name])] for name in rivals},
+        "verdict": _word([*losses.values()], [*orders.values()], len(rivals) < len(RIVALS)) if models else "open",
+        "evidence": evidence if rivals else "nothing to compare with.",
+        "loss": {name: _plain(gap) for name, gap in loss.items()},
+        "stability": {name: _plain(gap) for name, gap in stable.items()},
+        "ratios": {n: [_plain(paired_gap(_minus(*pair))) for pair in pairs] for n, pairs in by_ratio.items()},
         "effects": losses,
     }
 
@@ -129,18 +123,11 @@ def _losses(criterion: Mapping[str, Any]) -> list[list[float]]:
 
 
 def _differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[float]:
-    return [a - b for a, b in zip(mean_losses(mine), mean_losses(other), strict=True)]
+    return _minus(mean_losses(mine), mean_losses(other))
 
 
-def _by_ratio(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[Gap]:
-    pairs = zip(_losses(mine), _losses(other), strict=True)
-    return [paired_gap([a - b for a, b in zip(ours, theirs, strict=True)]) for ours, theirs in pairs]
-
-
-def _stability(results: Mapping[str, Any], mine: Mapping[str, Any], other: Mapping[str, Any]) -> Gap | None:
-    if results["seeds_are"] != "models":
-        return None
-    return stability_gap(mine["scores"], other["scores"])
+def _minus(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    return [a - b for a, b in zip(ours, theirs, strict=True)]
 
 
 def _effect(gap: Gap | None, smallest: float, *, sign: int) -> Effect:
@@ -162,27 +149,19 @@ def _sentence(what: str, effects: Mapping[str, Effect], gaps: Mapping[str, Gap |
 def _numbers(gap: Gap | None) -> str:
     if gap is None:
         return ""
-    if gap.low is None or gap.high is None:
-        return f" ({fixed(gap.mean, 3, sign=True)}, too few seeds for an interval, or the same gap in each)"
-    return f" ({fixed(gap.mean, 3, sign=True)}, {fixed(gap.low, 3, sign=True)} to {fixed(gap.high, 3, sign=True)})"
+    interval = "too few seeds for an interval, or the same gap in each"
+    if gap.low is not None and gap.high is not None:
+        interval = f"{fixed(gap.low, 3, sign=True)} to {fixed(gap.high, 3, sign=True)}"
+    return f" ({fixed(gap.mean, 3, sign=True)}, {interval})"
 
 
-def _plain(gaps: Mapping[str, Gap | None]) -> dict[str, Any]:
-    return {name: _plain_gap(gap) for name, gap in gaps.items()}
-
-
-def _plain_gap(gap: Gap | None) -> dict[str, Any] | None:
+def _plain(gap: Gap | None) -> dict[str, Any] | None:
     return None if gap is None else dataclasses.asdict(gap)
 
 
-def _said(word: str, evidence: str, definitions: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "claim": CLAIM,
-        "verdict": word,
-        "evidence": evidence,
-        "tone": TONES.get(word, "plain"),
-        "definitions": dict(definitions),
-    }
+def _said(word: str, evidence: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    said = {"claim": CLAIM, "verdict": word, "evidence": evidence, "tone": TONES.get(word, "plain")}
+    return {**said, "definitions": definitions}
 
 
 def best(measured: Mapping[str, Any], names: Sequence[str] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""What each block or sublayer is worth by a criterion. The lowest scores are cut first.
+"""The importance of each block or sublayer by a criterion. The lowest scores are cut first.
 
     cfp         the share of the gradient that it received in training, ḡ (CascadeFlow Pruning, arXiv 2606.26538), by
                 one of the definitions of `leadline.training.gradient_steps`
@@ -22,11 +22,12 @@ from typing import Any
 
 from leadline.errors import LeadlineError, UsageError, did_you_mean
 from leadline.probes.watch import TokenBatch
-from leadline.pruning import turning, weighing
+from leadline.pruning import weight_criteria
 from leadline.pruning.candidates import Candidates, candidates
 from leadline.pruning.gradient import recorded_shares
 from leadline.pruning.select import lowest, lowest_window
-from leadline.pruning.weighing import Say
+from leadline.pruning.similarity import similarity, window_distances
+from leadline.pruning.weight_criteria import Progress
 from leadline.stacks import Stack, Unit
 from leadline.training.gradient_steps import Definition
 
@@ -42,7 +43,7 @@ def check_criterion(name: str, option: str = "--criterion") -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class ScoringInputs:
     """What a criterion may look at.
 
     Attributes:
@@ -52,7 +53,7 @@ class Evidence:
         seed: of `random`.
         normalised: take cfp's share of norms divided by √(number of parameters), which tapered models need.
         definition: of cfp's share.
-        say: told how many of how many passes are done.
+        progress: receives how many of how many passes are done.
     """
 
     stack: Stack
@@ -61,7 +62,7 @@ class Evidence:
     seed: int = 0
     normalised: bool = False
     definition: Definition = "sum"
-    say: Say = field(default=lambda done, of: None)
+    progress: Progress = field(default=lambda done, of: None)
 
     @property
     def tokens(self) -> int:
@@ -96,7 +97,7 @@ class Ranking:
 
 
 def rank(
-    criterion: str, kind: str, evidence: Evidence, counts: Sequence[int] = (), option: str = "--criterion"
+    criterion: str, kind: str, inputs: ScoringInputs, counts: Sequence[int] = (), option: str = "--criterion"
 ) -> Ranking:
     """Scores every candidate.
 
@@ -105,51 +106,51 @@ def rank(
         option: what errors call the criterion by.
 
     Raises:
-        UsageError: an unknown criterion, or one that does not fit the unit, the model or the evidence.
+        UsageError: an unknown criterion, or one that does not fit the unit, the model or the inputs.
         LeadlineError: a score that is not finite.
     """
     check_criterion(criterion, option)
-    found = candidates(evidence.stack, kind)
+    found = candidates(inputs.stack, kind)
     windows: dict[int, list[float]] | None = None
     if criterion == "angular":
         _check_windows(found, option)
         sizes = {1, *(count for count in counts if count > 0)}
-        windows = turning.window_distances(evidence.stack, evidence.batches, sizes)
+        windows = window_distances(inputs.stack, inputs.batches, sizes)
         scores = windows[1]
     else:
-        scores = _scores(criterion, found, evidence, option)
+        scores = _scores(criterion, found, inputs, option)
     for unit, score in zip(found.units, scores, strict=True):
         if not math.isfinite(score):
-            raise LeadlineError(f"{option} {criterion} gives {score} for {kind} {unit}; are the weights finite?")
+            raise LeadlineError(f"{option} {criterion} is {score} for {kind} {unit}; are the weights finite?")
     return Ranking(criterion=criterion, candidates=found, scores=tuple(scores), windows=windows)
 
 
-def _scores(criterion: str, found: Candidates, evidence: Evidence, option: str) -> list[float]:
-    stack, kind = evidence.stack, found.kind
+def _scores(criterion: str, found: Candidates, inputs: ScoringInputs, option: str) -> list[float]:
+    stack, kind, groups = inputs.stack, found.kind, list(found.runs.values())
     if criterion == "cfp":
-        return _recorded(found, evidence, option)
-    if criterion == "similarity":
-        by_unit = dict(zip(stack.units(kind), turning.similarity(stack, evidence.batches, kind), strict=True))
-        return [sum(by_unit[run] for run in runs) / len(runs) for runs in found.runs.values()]
+        return _recorded(found, inputs, option)
     if criterion == "ablation":
-        return weighing.ablation(stack, evidence.batches, list(found.runs.values()), evidence.say)
+        return weight_criteria.ablation(stack, inputs.batches, groups, inputs.progress)
     if criterion == "random":
-        generator = random.Random(evidence.seed)
-        return [generator.random() for _ in found.units]
-    if criterion == "taylor":
-        every = weighing.taylor(stack, evidence.batches, kind, evidence.say)
+        generator = random.Random(inputs.seed)
+        return [generator.random() for _ in groups]
+    if criterion == "similarity":
+        every = similarity(stack, inputs.batches, kind)
+    elif criterion == "taylor":
+        every = weight_criteria.taylor(stack, inputs.batches, kind, inputs.progress)
     else:
-        every = weighing.magnitude(stack, kind)
+        every = weight_criteria.magnitude(stack, kind)
     by_unit = dict(zip(stack.units(kind), every, strict=True))
-    # Shared parameters belong to the first run; later ones have what is theirs alone.
-    return [math.fsum(by_unit[run] for run in runs) for runs in found.runs.values()]
+    scores = [[by_unit[run] for run in runs] for runs in groups]
+    # Weights that runs share count for the first of them; how much a unit changes the stream is a mean over its runs.
+    return [sum(each) / len(each) if criterion == "similarity" else math.fsum(each) for each in scores]
 
 
-def _recorded(found: Candidates, evidence: Evidence, option: str) -> list[float]:
+def _recorded(found: Candidates, inputs: ScoringInputs, option: str) -> list[float]:
     """The gradient shares that training left."""
-    if evidence.gradient is None:
+    if inputs.gradient is None:
         raise UsageError(f"{option} cfp needs the gradient shares of training, and there is no record of them")
-    name, shares = recorded_shares(evidence.gradient, found.kind, evidence.definition, evidence.normalised)
+    name, shares = recorded_shares(inputs.gradient, found.kind, inputs.definition, inputs.normalised)
     # Training too counts what repeats once.
     if not isinstance(shares, list) or len(shares) != len(found.units):
         has = f"{len(shares)} numbers" if isinstance(shares, list) else "no list"

@@ -1,4 +1,4 @@
-"""The shares in a record of gradients by their definition, and what is left of the record of a model that was cut."""
+"""The gradient shares that training recorded, by their definition, and what is left of them in a pruned model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from leadline.errors import LeadlineError, UsageError
+from leadline.hub.open import OpenedModel
 from leadline.pruning.candidates import Candidates
 from leadline.stacks import Stack, Unit
+from leadline.training.gradient_file import gradient_path, load_gradient
 from leadline.training.gradient_steps import Definition
 
 LISTS = {
@@ -17,6 +19,26 @@ LISTS = {
     "sublayer_share": "sublayer",
     "sublayer_share_per_parameter": "sublayer",
 }
+
+
+def has_gradient(opened: OpenedModel) -> bool:
+    """Whether there is a record for `recorded_gradient` to read, good or not."""
+    try:
+        return gradient_path(opened.path).is_file()
+    except UsageError:
+        return False
+
+
+def recorded_gradient(opened: OpenedModel) -> dict[str, Any]:
+    """The gradient shares that were recorded in training.
+
+    Raises:
+        UsageError: there is no record; it says how to make one.
+    """
+    try:
+        return load_gradient(opened.path)
+    except UsageError as error:
+        raise UsageError(f"--criterion cfp: {error}") from error
 
 
 def recorded_shares(

@@ -18,9 +18,10 @@ from leadline.hub.text import begun
 from leadline.probes.watch import IGNORED
 from leadline.pruning.text import cross_entropy_sum
 from leadline.stacks import Stack
-from leadline.training.optimiser import BETAS, EPS, split_by_decay
+from leadline.training import RunConfig
+from leadline.training import optimiser as training
 
-WARMUP, FINAL = 0.05, 0.1
+SCHEDULE = RunConfig.of("", warmup=0.05, schedule="cosine", final_fraction=0.1)
 DECAY, CLIP = 0.1, 1.0
 
 OnStep = Callable[[int, int, float], None]
@@ -87,12 +88,12 @@ def heal(
     narrow = any(value.dtype in (torch.float16, torch.bfloat16) for value in model.parameters())
     if narrow:
         model.float()
-    training, wanted = model.training, [p.requires_grad for p in model.parameters()]
+    mode, wanted = model.training, [p.requires_grad for p in model.parameters()]
     model.train().requires_grad_(True)
     try:
         _train(stack, split, healing, on_step, begins)
     finally:
-        model.train(training)
+        model.train(mode)
         for parameter, flag in zip(model.parameters(), wanted, strict=True):
             parameter.requires_grad_(flag)
             parameter.grad = None
@@ -104,22 +105,15 @@ def heal(
 
 def rate_at(step: int, steps: int) -> float:
     """The share of the peak rate in `step`, counted from 1, of `steps`."""
-    warmup = math.ceil(WARMUP * steps)
-    if step <= warmup:
-        return step / warmup
-    done = (step - warmup) / max(1, steps - warmup)
-    return FINAL + (1 - FINAL) * 0.5 * (1 + math.cos(math.pi * done))
+    return training.rate_at(step, steps, SCHEDULE)
 
 
 def _train(stack: Stack, split: Split, healing: Healing, on_step: OnStep, begins: int | None) -> None:
     model = stack.model
     refresh = getattr(model, "refresh_statistics", lambda: None)
-    decayed, plain = split_by_decay(model, decay_embeddings=False)
-    groups = [{"params": list(decayed.values()), "weight_decay": DECAY}]
-    groups.append({"params": list(plain.values()), "weight_decay": 0.0})
-    optimiser = torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=healing.learning_rate, betas=BETAS, eps=EPS
-    )
+    parts = zip(training.split_by_decay(model, decay_embeddings=False), (DECAY, 0.0), strict=True)
+    groups = [{"params": list(part.values()), "weight_decay": decay} for part, decay in parts if part]
+    optimiser = torch.optim.AdamW(groups, lr=healing.learning_rate, betas=training.BETAS, eps=training.EPS)
     loader = Loader(split, healing.batch_size, healing.context, healing.seed)
     steps = healing.steps
     for step in range(1, steps + 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ DEFINITIONS_IN_WORDS = {
     "after-warmup": "norms of the steps after warm-up",
 }
 RESULTS, REPORT = "results.json", "report.html"
+STABILITY = (Column(heading="Kendall", unit="τ-b"), Column(heading="Spearman", unit="ρ"), Column(heading="Jaccard"))
 SHORT = {
     "cfp": "CFP", "similarity": "sim", "angular": "ang", "taylor": "tay", "magnitude": "mag", "ablation": "abl",
     "random": "rnd",
@@ -47,7 +48,7 @@ def page(results: Mapping[str, Any], command: str = "") -> Page:
         headline=headline(results),
         version=results["leadline"],
         summary=_summary(results),
-        lead=[_reading(results)],
+        lead=[_evaluation(results)],
         warnings=_warnings(results),
         verdicts=[Verdict(claim=said["claim"], verdict=said["verdict"], evidence=said["evidence"], tone=said["tone"])],
         table=_table(results, entries),
@@ -89,91 +90,67 @@ def _won(results: Mapping[str, Any], winner: str) -> str:
 
 
 def _section(results: Mapping[str, Any], entries: Sequence[Entry]) -> Section:
-    whole = results["whole"]
+    whole, task = results["whole"], results["task"]
     spread = "The shade spans the smallest and the largest value over seeds." if len(results["seeds"]) > 1 else ""
-    found: list[Picture | None] = [
+    text = (
+        "The lowest curve is the criterion that chose best; where shades overlap, seeds differ as much as criteria do."
+    )
+    likely = "The share of held-out tokens that were the model's most likely one; higher is better."
+    found = [
         _curves(
             results,
             entries,
-            lambda q: q["perplexity"],
-            name="perplexity",
+            "perplexity",
             heading="Perplexity against ratio",
-            reading="The lowest curve is the criterion that chose best; where shades overlap, seeds differ as much as "
-            "criteria do.",
-            note=f"{_reading(results)} {spread}".strip(),
+            reading=text,
+            note=f"{_evaluation(results)} {spread}".strip(),
             y="held-out perplexity",
             log=True,
             rule=(_mean(whole, "perplexity"), "nothing cut"),
-        ),
-        _curves(
-            results,
-            entries,
-            lambda q: 100 * q["accuracy"],
-            name="accuracy",
-            heading="Next-token accuracy against ratio",
-            reading="The share of held-out tokens that were the model's most likely one; higher is better.",
-            note=spread,
-            y="tokens right, %",
-            rule=(100 * _mean(whole, "accuracy"), "nothing cut"),
-        ),
-    ]
-    if results["task"] is not None:
-        task = results["task"]
-        found.append(
-            _curves(
-                results,
-                entries,
-                lambda q: 100 * q["task"],
-                name="task",
-                heading=f"Accuracy on {task['name']}",
-                reading=f"The share of {task['questions']} questions whose right choice has the best score.",
-                note=spread,
-                y="questions right, %",
-                rule=(100 * _mean(whole, "task"), "nothing cut"),
-            )
         )
+    ]
+    percents = [("accuracy", "Next-token accuracy against ratio", likely, "tokens right, %")]
+    if task is not None:
+        right = f"The share of {task['questions']} questions whose right choice has the best score."
+        percents.append(("task", f"Accuracy on {task['name']}", right, "questions right, %"))
+    for name, heading, reading, y in percents:
+        rule = (100 * _mean(whole, name), "nothing cut")
+        more: dict[str, Any] = {"heading": heading, "reading": reading, "note": spread, "y": y, "rule": rule}
+        found.append(_curves(results, entries, name, scale=100, **more))
     return Section(
         name="ratios",
         heading="Against ratio",
-        opening=f"What is left of the model when the {results['unit']}s of the lowest scores are passed by.",
+        opening=f"What is left of the model when the {results['unit']}s of the lowest scores are skipped.",
         pictures=[picture for picture in found if picture is not None],
     )
 
 
 def _curves(
-    results: Mapping[str, Any],
-    entries: Sequence[Entry],
-    value: Callable[[Mapping[str, Any]], float],
-    *,
-    heading: str,
-    **more: Any,
+    results: Mapping[str, Any], entries: Sequence[Entry], name: str, *, heading: str, scale: float = 1, **more: Any
 ) -> Picture | None:
     found = []
     for entry in entries:
         points = []
         for point in results["criteria"][entry.name]["points"]:
-            values = [value(one) for one in point["quality"]]
+            values = [scale * one[name] for one in point["quality"]]
             ends = (min(values), max(values)) if len(values) > 1 else (None, None)
             points.append(Value(x=point["ratio"], mean=statistics.fmean(values), low=ends[0], high=ends[1]))
         found.append(Curve(entry=entry, values=points))
-    return curves(
-        found, heading=heading, label=heading, x=f"share of {results['unit']}s cut", x_shown=lambda v: f"{v:g}", **more
-    )
+    x = f"share of {results['unit']}s cut"
+    return curves(found, name=name, heading=heading, label=heading, x=x, x_shown=lambda v: f"{v:g}", **more)
 
 
 def _table(results: Mapping[str, Any], entries: Sequence[Entry]) -> Table:
     columns = [Column(heading=f"{ratio:g}", unit="perplexity") for ratio in results["ratios"]]
-    columns += [Column(heading="mean loss", unit="bits per byte")]
-    columns += [Column(heading="Kendall", unit="τ-b"), Column(heading="Spearman", unit="ρ"), Column(heading="Jaccard")]
+    columns += [Column(heading="mean loss", unit="bits per byte"), *STABILITY]
     rows = []
     for entry in entries:
         one = results["criteria"][entry.name]
         cells = [_spread([q["perplexity"] for q in point["quality"]]) for point in one["points"]]
         losses = mean_losses(one)
         cells.append(Cell(text=fixed(statistics.fmean(losses)), below=_ends(losses, 3), strong=True))
-        cells += _stability(one["stability"])
         remark = f"gradient share: {results['definition']}" if entry.name == "cfp" else ""
-        rows.append(TableRow(head=entry.name, entry=entry, cells=cells, remark=remark))
+        rows.append(TableRow(head=entry.name, entry=entry, cells=cells + _stability(one["stability"]), remark=remark))
     over = "models trained with different seeds" if results["seeds_are"] == "models" else "calibration texts"
     return Table(
         label="Criteria",
@@ -198,29 +175,14 @@ def _definitions(results: Mapping[str, Any]) -> list[tuple[str, Table]]:
     if not found:
         return []
     rivals = [name for name in RIVALS if name in results["criteria"]]
-    losses = [
-        TableRow(
-            head=f"{name} minus {rival}",
-            cells=[
-                *(_gap(gap) for gap in judged[name]["ratios"][rival]),
-                _gap(judged[name]["loss"][rival]),
-                judged[name]["effects"][rival],
-            ],
-        )
-        for name in found
-        for rival in rivals
-    ]
-    orders = [
-        TableRow(
-            head=name,
-            cells=[
-                *_stability(one["stability"]),
-                *(_gap(judged[name]["stability"][rival], 2) for rival in rivals),
-                judged[name]["verdict"],
-            ],
-        )
-        for name, one in found.items()
-    ]
+    losses, orders = [], []
+    for name, one in found.items():
+        by = judged[name]
+        for rival in rivals:
+            gaps = [_gap(gap) for gap in (*by["ratios"][rival], by["loss"][rival])]
+            losses.append(TableRow(head=f"{name} minus {rival}", cells=[*gaps, by["effects"][rival]]))
+        gaps = [_gap(by["stability"][rival], 2) for rival in rivals]
+        orders.append(TableRow(head=name, cells=[*_stability(one["stability"]), *gaps, by["verdict"]]))
     notes = "; ".join(f"{name}: {DEFINITIONS_IN_WORDS[name]}" for name in DEFINITIONS if name in found)
     beside = (
         f"Bits per byte, below zero is better for CFP, with 95 % intervals over seeds. A difference under "
@@ -232,8 +194,7 @@ def _definitions(results: Mapping[str, Any]) -> list[tuple[str, Table]]:
         columns += [Column(heading="mean", unit="over ratios"), Column(heading="that is", words=True)]
         label = "CFP minus its rivals, by definition of the gradient share"
         tables.append((label, Table(label=label, head="definition", columns=columns, rows=losses, notes=beside)))
-    columns = [Column(heading="Kendall", unit="τ-b"), Column(heading="Spearman", unit="ρ"), Column(heading="Jaccard")]
-    columns += [Column(heading=f"minus {rival}'s", unit="τ-b") for rival in rivals]
+    columns = [*STABILITY, *(Column(heading=f"minus {rival}'s", unit="τ-b") for rival in rivals)]
     columns += [Column(heading="C1", words=True)]
     label = "Rank stability of CFP, by definition of the gradient share"
     return [*tables, (label, Table(label=label, head="definition", columns=columns, rows=orders))]
@@ -249,20 +210,14 @@ def _gap(gap: Mapping[str, Any] | None, decimals: int = 3) -> Cell:
 
 
 def _cuts(results: Mapping[str, Any], entries: Sequence[Entry]) -> Table:
-    rows = []
+    unit, rows = f"{results['unit']}s, from 0", []
     for entry in entries:
         points = results["criteria"][entry.name]["points"]
         cells = [" | ".join(dict.fromkeys(" ".join(cut) for cut in point["cut"])) for point in points]
         rows.append(TableRow(head=entry.name, entry=entry, cells=cells))
-    return Table(
-        label="What was cut",
-        head="criterion",
-        columns=[
-            Column(heading=f"{ratio:g}", unit=f"{results['unit']}s, from 0", words=True) for ratio in results["ratios"]
-        ],
-        rows=rows,
-        notes="Where seeds differ, their cuts stand side by side.",
-    )
+    columns = [Column(heading=f"{ratio:g}", unit=unit, words=True) for ratio in results["ratios"]]
+    notes = "Where seeds differ, their cuts stand side by side."
+    return Table(label="What was cut", head="criterion", columns=columns, rows=rows, notes=notes)
 
 
 def _summary(results: Mapping[str, Any]) -> list[str]:
@@ -276,12 +231,12 @@ def _summary(results: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _reading(results: Mapping[str, Any]) -> str:
+def _evaluation(results: Mapping[str, Any]) -> str:
     reading, whole = results["reading"], results["whole"][0]
     return (
         f"Perplexity is that of {whole['tokens']:,} held-out tokens of {results['data']['name']}, read with context "
         f"{reading['context']} and stride {reading['stride']}; scores come from {results['calibration']['tokens']:,} "
-        "tokens of the training part."
+        "tokens of the training split."
     )
 
 

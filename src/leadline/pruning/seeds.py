@@ -12,9 +12,10 @@ from torch import nn
 
 from leadline.config import differing, to_dict
 from leadline.errors import UsageError
+from leadline.hub.open import OpenedModel
 from leadline.models import Decoder
 from leadline.pruning.candidates import candidates
-from leadline.pruning.subject import Subject
+from leadline.pruning.origin import run_config
 from leadline.training.config import FREE
 from leadline.training.run_folder import read_run_file
 
@@ -23,25 +24,25 @@ BESIDE_LEARNING = (
     "compile_blocks", "activation_checkpointing", "loss_chunk", "grad_accumulation", "seed",
 )  # fmt: skip
 """Options of a run in which two seeds may differ: they change nothing of what is learnt but rounding."""
-SHOWN = 3
+SHOWN = 4
 """Differences in an error."""
 WORKS = "the models of a sweep differ by seed alone: train one design with --seed 0, --seed 1, --seed 2"
 
 
-def identity(subject: Subject) -> dict[str, Any]:
+def identity(opened: OpenedModel) -> dict[str, Any]:
     """What decides a model's numbers on a text: its weights, configuration, tokenizer and blocks. JSON can hold it."""
     return {
-        "weights": hash_of_weights(subject.stack.model),
-        "configuration": hash_of_data(configuration(subject)),
-        "tokenizer": subject.opened.tokenizer.hash,
-        "begins": subject.opened.begins,
-        "blocks": getattr(subject.stack, "path", None),  # which list of a Hugging Face model's they are
+        "weights": hash_of_weights(opened.stack.model),
+        "configuration": hash_of_data(configuration(opened)),
+        "tokenizer": opened.tokenizer.hash,
+        "begins": opened.begins,
+        "blocks": getattr(opened.stack, "path", None),  # which list of a Hugging Face model's they are
     }
 
 
-def configuration(subject: Subject) -> dict[str, Any]:
+def configuration(opened: OpenedModel) -> dict[str, Any]:
     """A model's configuration as data; of a Hugging Face one without where it lies and what wrote it."""
-    model: Any = subject.stack.model
+    model: Any = opened.stack.model
     if isinstance(model, Decoder):
         found: dict[str, Any] = to_dict(model.config)
         return found
@@ -49,54 +50,45 @@ def configuration(subject: Subject) -> dict[str, Any]:
     return {name: value for name, value in whole.items() if not name.startswith("_") and name != "transformers_version"}
 
 
-def check_seeds(subjects: Sequence[Subject], models: Sequence[Mapping[str, Any]], kind: str) -> None:
+def check_seeds(models: Sequence[OpenedModel], identities: Sequence[Mapping[str, Any]], kind: str) -> None:
     """Makes sure that several models are one, trained with several seeds.
 
     Args:
-        models: the `identity` of each.
+        identities: the `identity` of each.
         kind: "block" or "sublayer".
 
     Raises:
         UsageError: two that differ in more than that, or in nothing; both are named.
     """
-    first = subjects[0]
-    for subject in subjects[1:]:
-        if candidates(subject.stack, kind).runs != candidates(first.stack, kind).runs:
-            raise UsageError(f"{subject.path} has other {kind}s than {first.path}; {WORKS}")
-        if subject.opened.tokenizer.hash != first.opened.tokenizer.hash:
-            raise UsageError(f"{subject.path} has another tokenizer than {first.path}; {WORKS}")
-        _check_equal(first, subject, "configured", configuration(first), configuration(subject))
-        _check_equal(first, subject, "trained", _training(first), _training(subject))
-    _check_once("the same weights", subjects, [model["weights"] for model in models])
-    _check_once("the same seed", subjects, [_seed(subject) for subject in subjects])
+    first = models[0]
+    for other in models[1:]:
+        if candidates(other.stack, kind).runs != candidates(first.stack, kind).runs:
+            raise UsageError(f"{other.path} has other {kind}s than {first.path}; {WORKS}")
+        if other.tokenizer.hash != first.tokenizer.hash:
+            raise UsageError(f"{other.path} has another tokenizer than {first.path}; {WORKS}")
+        for how, of in (("configured", configuration), ("trained", _training)):
+            different = shown(of(first), of(other), ("in the first", "in the other"))
+            if different and of(first) and of(other):
+                raise UsageError(f"{first.path} and {other.path} are {how} differently: {different}; {WORKS}")
+    for what in ("weights", "seed"):
+        before: dict[Any, OpenedModel] = {}
+        for opened, found in zip(models, identities, strict=True):
+            value = found["weights"] if what == "weights" else run_config(opened).get("seed")
+            if value is not None and value in before:
+                raise UsageError(f"{opened.path} has the same {what} as {before[value].path}; {WORKS}")
+            before[value] = opened
 
 
-def _check_equal(first: Subject, other: Subject, how: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
-    different = differing(a, b, ("in the first", "in the other")) if a and b else []
-    if different:
-        shown = "; ".join(different[:SHOWN]) + ("; …" if len(different) > SHOWN else "")
-        raise UsageError(f"{first.path} and {other.path} are {how} differently: {shown}; {WORKS}")
+def shown(a: Mapping[str, Any], b: Mapping[str, Any], places: tuple[str, str] = ("there", "here")) -> str:
+    """What two plain data differ in, the first few; nothing where they are equal."""
+    different = differing(a, b, places)
+    return "; ".join(different[:SHOWN]) + ("; …" if len(different) > SHOWN else "")
 
 
-def _check_once(what: str, subjects: Sequence[Subject], values: Sequence[Any]) -> None:
-    before: dict[Any, Subject] = {}
-    for subject, value in zip(subjects, values, strict=True):
-        if value is not None and value in before:
-            raise UsageError(f"{subject.path} has {what} as {before[value].path}; {WORKS}")
-        before[value] = subject
-
-
-def _training(subject: Subject) -> dict[str, Any]:
+def _training(opened: OpenedModel) -> dict[str, Any]:
     """How a run was trained; nothing where that isn't known."""
-    if subject.opened.kind != "run":
-        return {}
-    run = read_run_file(subject.path)
-    options = {name: value for name, value in run["config"].items() if name not in BESIDE_LEARNING}
-    return {**options, "data": run.get("data", {}).get("hash")}
-
-
-def _seed(subject: Subject) -> Any:
-    return read_run_file(subject.path)["config"].get("seed") if subject.opened.kind == "run" else None
+    options = {name: value for name, value in run_config(opened).items() if name not in BESIDE_LEARNING}
+    return options and {**options, "data": read_run_file(opened.path).get("data", {}).get("hash")}
 
 
 def hash_of_data(content: Any) -> str:

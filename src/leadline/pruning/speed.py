@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.errors import UsageError
+from leadline.hub.agreement import generate_greedily
 from leadline.models import Decoder, generate
 from leadline.stacks import Stack
 
@@ -56,7 +57,7 @@ class Timing:
 
 
 def compare_speed(
-    before: Stack, after: Stack, timing: Timing, say: Callable[[str], None] = lambda text: None
+    before: Stack, after: Stack, timing: Timing, progress: Callable[[str], None] = lambda text: None
 ) -> list[dict[str, Any]]:
     """Speeds of two models, one entry per batch size and kind of work.
 
@@ -72,7 +73,7 @@ def compare_speed(
             with torch.no_grad():
                 seconds = interleaved(calls, timing.rounds, timing.warm, lambda: synchronise(before.device))
             entry = _entry(work, batch_size, batch_size * tokens, *seconds)
-            say(f"{work}, batch {batch_size}: {entry['ratio']:.2f} times as fast")
+            progress(f"{work}, batch {batch_size}: {entry['ratio']:.2f} times as fast")
             found.append(entry)
     return found
 
@@ -152,13 +153,7 @@ def _generate(model: nn.Module, prompt: Tensor, count: int) -> object:
     """The most likely tokens, with a cache, never ended early."""
     if isinstance(model, Decoder):
         return generate(model, prompt, count, temperature=0.0)
-    from transformers import GenerationConfig
-
-    settings = GenerationConfig(
-        do_sample=False, num_beams=1, use_cache=True, max_new_tokens=count, min_new_tokens=count, pad_token_id=0
-    )
-    foreign: Any = model
-    return foreign.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=settings)
+    return generate_greedily(model, prompt, count)
 
 
 @contextlib.contextmanager

@@ -1,48 +1,47 @@
 """All criteria at several ratios, over seeds: perplexity and accuracy against ratio, and how stable the rankings are.
 
 A seed is a model that was trained with it where several models are given, and else another calibration text (and
-another number for `random`) for the one model. Cuts are passed by, so the models stay whole.
+another number for `random`) for the one model. Units are skipped, so the models stay whole.
 
-    asked = asked_of(subjects, data, wish)        # also makes sure that several models differ by seed alone
-    results = sweep(subjects, data, wish, memory=SweepMemory(asked, folder / MEMORY_FILE))
+    asked = asked_of(models, data, config)        # also makes sure that several models differ by seed alone
+    results = sweep(models, data, config, memory=SweepMemory(asked, folder / MEMORY_FILE))
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from leadline.data import DataSet
 from leadline.errors import UsageError
-from leadline.hub.text import Text
+from leadline.hub.open import OpenedModel
+from leadline.hub.text import heldout_batches
 from leadline.pruning.candidates import candidates
 from leadline.pruning.claim import verdict
-from leadline.pruning.criteria import CRITERIA, READS_TEXT, Evidence, Ranking, check_criterion, rank
-from leadline.pruning.cutting import Wish, evidence_for
-from leadline.pruning.fitting import fitting
+from leadline.pruning.criteria import CRITERIA, READS_TEXT, Ranking, check_criterion, rank
+from leadline.pruning.cutting import Progress, PruneConfig, parameters_of, scoring_inputs
+from leadline.pruning.eligibility import eligible
+from leadline.pruning.origin import origin_of
 from leadline.pruning.seeds import check_seeds, hash_of_data, identity
 from leadline.pruning.select import free_units, number_to_cut
 from leadline.pruning.stability import stability
-from leadline.pruning.subject import Subject
 from leadline.pruning.sweep_memory import SweepMemory, versions
 from leadline.pruning.tasks import Task, accuracy_on, check_task
 from leadline.pruning.text import quality
 from leadline.stacks import Unit
 from leadline.training.gradient_steps import Definition
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True, kw_only=True)
-class SweepWish:
+class SweepConfig:
     """What is swept.
 
     Attributes:
         ratios: shares of the units to cut, ascending.
         criteria: all that fit the models unless given.
-        base: what a single cut is told too; of its amount only the protected ends matter, its criterion doesn't, and
+        base: the options of a single pruning; of its amount only the protected ends matter, its criterion doesn't, and
             its seed, of calibration text, only with several models.
         seeds: of calibration text, for a single model; with several models each has its own.
         task: questions to answer at each ratio.
@@ -53,7 +52,7 @@ class SweepWish:
     """
 
     ratios: tuple[float, ...]
-    base: Wish
+    base: PruneConfig
     criteria: tuple[str, ...] | None = None
     seeds: tuple[int, ...] = (0, 1, 2)
     task: Task | None = None
@@ -77,7 +76,7 @@ class SweepWish:
             )
 
 
-def asked_of(subjects: Sequence[Subject], data: DataSet, wish: SweepWish) -> dict[str, Any]:
+def asked_of(models: Sequence[OpenedModel], data: DataSet, config: SweepConfig) -> dict[str, Any]:
     """All that decides a sweep's numbers, as data that JSON can hold: two sweeps that ask the same find the same.
 
     The record of gradients is not in it, nor the definition of its share: they decide the scores of cfp alone, which
@@ -86,38 +85,38 @@ def asked_of(subjects: Sequence[Subject], data: DataSet, wish: SweepWish) -> dic
     Raises:
         UsageError, LeadlineError: what `sweep` raises before it measures anything.
     """
-    base, several = wish.base, len(subjects) > 1
-    models = [identity(subject) for subject in subjects]
-    check_seeds(subjects, models, base.unit)
-    _cuts(subjects, wish)
-    fitting(subjects, wish, candidates(subjects[0].stack, base.unit).repeats)
-    if wish.task is not None:
-        check_task(wish.task, subjects[0].opened.tokenizer)
+    base, first, several = config.base, models[0], len(models) > 1
+    identities = [identity(opened) for opened in models]
+    check_seeds(models, identities, base.unit)
+    _cuts(first, config)
+    eligible(models, config, candidates(first.stack, base.unit).repeats)
+    if config.task is not None:
+        check_task(config.task, first.tokenizer)
     return {
-        **versions(subjects[0].opened.kind == "hugging-face"),
-        "device": str(subjects[0].stack.device),
-        "models": models,
+        **versions(first.kind == "hugging-face"),
+        "device": str(first.stack.device),
+        "models": identities,
         "data": data.hash,
-        "ratios": list(wish.ratios),
-        "criteria": None if wish.criteria is None else list(wish.criteria),
-        "seeds": None if several else list(wish.seeds),
+        "ratios": list(config.ratios),
+        "criteria": None if config.criteria is None else list(config.criteria),
+        "seeds": None if several else list(config.seeds),
         "seed": base.seed if several else None,
-        "task": None if wish.task is None else hash_of_task(wish.task),
+        "task": None if config.task is None else hash_of_task(config.task),
         "unit": base.unit,
         "protect_first": base.amount.protect_first,
         "protect_last": base.amount.protect_last,
         "normalised": base.normalised,
         "calibration_tokens": base.calibration_tokens,
-        **dataclasses.asdict(base.reading),
+        **dataclasses.asdict(base.evaluation),
     }
 
 
-def _cuts(subjects: Sequence[Subject], wish: SweepWish) -> tuple[list[Unit], list[int]]:
+def _cuts(opened: OpenedModel, config: SweepConfig) -> tuple[list[Unit], list[int]]:
     """What can be cut, and how much of it at each ratio."""
-    found, amount = candidates(subjects[0].stack, wish.base.unit), wish.base.amount
-    free = free_units(found, subjects[0].stack.blocks, amount)
-    shares = (dataclasses.replace(amount, ratio=ratio, count=None) for ratio in wish.ratios)
-    return free, [number_to_cut(s, len(found.units), len(free), wish.base.unit, "--sweep") for s in shares]
+    found, amount = candidates(opened.stack, config.base.unit), config.base.amount
+    free = free_units(found, opened.stack.blocks, amount)
+    shares = (dataclasses.replace(amount, ratio=ratio, count=None) for ratio in config.ratios)
+    return free, [number_to_cut(s, len(found.units), len(free), config.base.unit, "--sweep") for s in shares]
 
 
 def hash_of_task(task: Task) -> str:
@@ -126,10 +125,10 @@ def hash_of_task(task: Task) -> str:
 
 
 def sweep(
-    subjects: Sequence[Subject],
+    models: Sequence[OpenedModel],
     data: DataSet,
-    wish: SweepWish,
-    say: Say = lambda text: None,
+    config: SweepConfig,
+    progress: Progress = lambda text: None,
     memory: SweepMemory | None = None,
 ) -> dict[str, Any]:
     """Measures every criterion at every ratio for every seed.
@@ -145,130 +144,122 @@ def sweep(
 
     Raises:
         UsageError: models that don't differ by seed alone, a ratio that cuts nothing or everything, a criterion that
-            was asked for and doesn't fit.
+            was asked for and can't be measured.
         LeadlineError: a score or a loss that is not finite, or a choice of the task without tokens.
     """
-    kind = wish.base.unit
-    memory = SweepMemory(asked_of(subjects, data, wish)) if memory is None else memory
-    found = candidates(subjects[0].stack, kind)
-    free, counts = _cuts(subjects, wish)
-    runs = [(s, i) for i, s in enumerate(subjects)] if len(subjects) > 1 else [(subjects[0], s) for s in wish.seeds]
-    fit = fitting(subjects, wish, found.repeats)
-    text = subjects[0].heldout(data, wish.base.reading)
-    measuring = _Measuring(subjects, text, wish, memory, say)
-    whole = [measuring.cut(subject, (), "perplexity of the whole model") for subject in subjects]
-    read = 0
-
-    def measure(name: str, definition: Definition) -> dict[str, Any]:
-        nonlocal read
-        rankings = []
-        for subject, seed in runs:
-            # Models are compared on the same calibration text; `random` draws anew for each.
-            own = seed if len(subjects) == 1 or name == "random" else wish.base.seed
-            base = dataclasses.replace(wish.base, seed=own, definition=definition)
-            evidence = evidence_for(subject, data, base, name, say)
-            read = max(read, evidence.tokens)
-            rankings.append(measuring.ranking(name, kind, evidence, counts, subject))
-        return _points(name, rankings, runs, free, counts, wish, measuring)
-
-    definitions = {name: measure("cfp", name) for name in fit.definitions}
+    memory = SweepMemory(asked_of(models, data, config)) if memory is None else memory
+    first, base, task = models[0], config.base, config.task
+    found = candidates(first.stack, base.unit)
+    can = eligible(models, config, found.repeats)
+    running = _Sweep(models, data, config, progress, memory)
+    whole = [running.loss(opened, (), "perplexity of the whole model") for opened in models]
+    definitions = {name: running.criterion("cfp", name) for name in can.definitions}
     measured = {
-        name: definitions[wish.base.definition] if name == "cfp" else measure(name, "sum") for name in fit.criteria
+        name: definitions[base.definition] if name == "cfp" else running.criterion(name, "sum") for name in can.criteria
     }
     results = {
-        **versions(subjects[0].opened.kind == "hugging-face"),
-        "device": str(subjects[0].stack.device),
-        "models": [subject.origin for subject in subjects],
-        "seeds_are": "models" if len(subjects) > 1 else "calibration texts",
-        "seeds": [seed for _, seed in runs],
-        "unit": kind,
+        **versions(first.kind == "hugging-face"),
+        "device": str(first.stack.device),
+        "models": [origin_of(opened) for opened in models],
+        "seeds_are": "models" if len(models) > 1 else "calibration texts",
+        "seeds": [seed for _, seed in running.runs],
+        "unit": base.unit,
         "units": [str(unit) for unit in found.units],
-        "protected": {"first": wish.base.amount.protect_first, "last": wish.base.amount.protect_last},
-        "ratios": list(wish.ratios),
-        "counts": counts,
+        "protected": {"first": base.amount.protect_first, "last": base.amount.protect_last},
+        "ratios": list(config.ratios),
+        "counts": running.counts,
         "data": {"name": data.name, "hash": data.hash},
-        "reading": dataclasses.asdict(wish.base.reading),
-        "calibration": {"split": "train", "tokens": read},
-        "task": None if wish.task is None else {"name": wish.task.name, "questions": len(wish.task.questions)},
-        "parameters": subjects[0].parameters,
+        "reading": dataclasses.asdict(base.evaluation),
+        "calibration": {"split": "train", "tokens": running.read},
+        "task": None if task is None else {"name": task.name, "questions": len(task.questions)},
+        "parameters": parameters_of(first.stack),
         "whole": whole,
         "criteria": measured,
-        "definition": wish.base.definition,
+        "definition": base.definition,
         "definitions": definitions,
-        "smallest_effect": wish.smallest_effect,
-        "left_out": fit.left_out,
+        "smallest_effect": config.smallest_effect,
+        "left_out": can.left_out,
     }
     return {**results, "verdict": verdict(results)}
 
 
-def _points(
-    name: str,
-    rankings: Sequence[Ranking],
-    runs: Sequence[tuple[Subject, int]],
-    free: Sequence[Unit],
-    counts: Sequence[int],
-    wish: SweepWish,
-    measuring: _Measuring,
-) -> dict[str, Any]:
-    """One criterion at every ratio."""
-    points: list[dict[str, Any]] = []
-    for ratio, count in zip(wish.ratios, counts, strict=True):
-        cuts = [ranking.choose(count, free) for ranking in rankings]
-        qualities = [
-            measuring.cut(subject, ranking.candidates.expand(cut), f"{name}, {count} cut, seed {seed}")
-            for (subject, seed), ranking, cut in zip(runs, rankings, cuts, strict=True)
-        ]
-        points.append(
-            {"ratio": ratio, "count": count, "cut": [[str(u) for u in cut] for cut in cuts], "quality": qualities}
-        )
-    scores = [list(ranking.scores) for ranking in rankings]
-    stable = stability(scores, {f"{p['ratio']:g}": p["cut"] for p in points})
-    return {
-        "scores": scores,
-        "points": points,
-        "stability": None if stable is None else dataclasses.asdict(stable),
-        "reads_text": name in READS_TEXT,
-    }
+class _Sweep:
+    """Rankings and losses, each of which is measured once: the same units of the same model too.
 
+    Attributes:
+        runs: the model and the seed of every run.
+        counts: how many units are cut at each ratio.
+        read: tokens of calibration text, at most.
+    """
 
-class _Measuring:
-    """Rankings and losses, each of which is worked out once: the same cut of the same model too."""
+    def __init__(
+        self, models: Sequence[OpenedModel], data: DataSet, config: SweepConfig, progress: Progress, memory: SweepMemory
+    ) -> None:
+        self.data, self.config, self.progress, self.memory = data, config, progress, memory
+        self.several = len(models) > 1
+        self.runs = [(m, i) for i, m in enumerate(models)] if self.several else [(models[0], s) for s in config.seeds]
+        identities = memory.asked["models"]
+        self.names = {id(m): f"model {hash_of_data(i)[:16]}" for m, i in zip(models, identities, strict=True)}
+        self.free, self.counts = _cuts(models[0], config)
+        self.text = heldout_batches(models[0], data, **dataclasses.asdict(config.base.evaluation))
+        self.read = 0
 
-    def __init__(self, subjects: Sequence[Subject], text: Text, wish: SweepWish, memory: SweepMemory, say: Say) -> None:
-        models = memory.asked["models"]
-        self.names = {id(s): f"model {hash_of_data(m)[:16]}" for s, m in zip(subjects, models, strict=True)}
-        self.text, self.task, self.memory, self.say = text, wish.task, memory, say
+    def criterion(self, name: str, definition: Definition) -> dict[str, Any]:
+        """One criterion at every ratio."""
+        rankings = [self._ranking(name, definition, opened, seed) for opened, seed in self.runs]
+        points: list[dict[str, Any]] = []
+        for ratio, count in zip(self.config.ratios, self.counts, strict=True):
+            cuts = [ranking.choose(count, self.free) for ranking in rankings]
+            qualities = [
+                self.loss(opened, ranking.candidates.expand(cut), f"{name}, {count} cut, seed {seed}")
+                for (opened, seed), ranking, cut in zip(self.runs, rankings, cuts, strict=True)
+            ]
+            named = [[str(unit) for unit in cut] for cut in cuts]
+            points.append({"ratio": ratio, "count": count, "cut": named, "quality": qualities})
+        scores = [list(ranking.scores) for ranking in rankings]
+        stable = stability(scores, {f"{p['ratio']:g}": p["cut"] for p in points})
+        return {
+            "scores": scores,
+            "points": points,
+            "stability": None if stable is None else dataclasses.asdict(stable),
+            "reads_text": name in READS_TEXT,
+        }
 
-    def cut(self, subject: Subject, units: Sequence[Unit], doing: str) -> dict[str, Any]:
-        """How good a model is with some units passed by."""
+    def loss(self, opened: OpenedModel, units: Sequence[Unit], doing: str) -> dict[str, Any]:
+        """How good a model is with some units skipped."""
 
         def measure() -> dict[str, Any]:
-            self.say(f"{subject.path.name}: {doing}")
-            with subject.stack.skipping(units):
-                found = dataclasses.asdict(quality(subject.stack, self.text))
-                found["task"] = None if self.task is None else accuracy_on(subject.stack, subject.opened, self.task)
+            self.progress(f"{opened.path.name}: {doing}")
+            task = self.config.task
+            with opened.stack.skipping(units):
+                found = dataclasses.asdict(quality(opened.stack, self.text))
+                found["task"] = None if task is None else accuracy_on(opened.stack, opened, task)
             return found
 
         without = " ".join(map(str, units)) or "nothing"
-        return self.memory.recall(f"{self.names[id(subject)]} without {without}", measure)
+        return self.memory.recall(f"{self.names[id(opened)]} without {without}", measure)
 
-    def ranking(self, name: str, kind: str, evidence: Evidence, counts: Sequence[int], subject: Subject) -> Ranking:
+    def _ranking(self, name: str, definition: Definition, opened: OpenedModel, seed: int) -> Ranking:
         """What a criterion says of a model's candidates."""
+        # Models are compared on the same calibration text; `random` draws anew for each.
+        own = self.config.base.seed if self.several and name != "random" else seed
+        base = dataclasses.replace(self.config.base, seed=own, definition=definition)
+        inputs = scoring_inputs(opened, self.data, base, name, self.progress)
+        self.read = max(self.read, inputs.tokens)
 
         def measure() -> dict[str, Any]:
-            self.say(f"{subject.path.name}: scores by {name}, seed {evidence.seed}")
-            found = rank(name, kind, evidence, counts, "--criteria")
+            self.progress(f"{opened.path.name}: scores by {name}, seed {own}")
+            found = rank(name, base.unit, inputs, self.counts, "--criteria")
             windows = None if found.windows is None else {str(n): list(row) for n, row in found.windows.items()}
             return {"scores": list(found.scores), "windows": windows}
 
-        about = f"{name}, seed {evidence.seed}"
-        if evidence.gradient is not None:
-            about += f", {evidence.definition} of record {hash_of_data(evidence.gradient)[:16]}"
-        kept = self.memory.recall(f"{self.names[id(subject)]} scores by {about}", measure)
-        windows = kept["windows"]
+        about = f"{name}, seed {own}"
+        if inputs.gradient is not None:
+            about += f", {definition} of record {hash_of_data(inputs.gradient)[:16]}"
+        kept = self.memory.recall(f"{self.names[id(opened)]} scores by {about}", measure)
         return Ranking(
             criterion=name,
-            candidates=candidates(evidence.stack, kind),
+            candidates=candidates(opened.stack, base.unit),
             scores=tuple(kept["scores"]),
-            windows=None if windows is None else {int(n): row for n, row in windows.items()},
+            windows=kept["windows"] and {int(n): row for n, row in kept["windows"].items()},
         )

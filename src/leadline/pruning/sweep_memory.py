@@ -1,4 +1,4 @@
-"""What a sweep has measured so far, so that one that was interrupted goes on where it was.
+"""What a sweep has measured so far, so that one that was interrupted resumes.
 
 `sweep.json` holds `asked`, all that decides the numbers (models, text, options, versions), and `known`, each score and
 each loss under a name of its own, in which the model and, for cfp, the record of gradients stand as hashes. So what is
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from leadline import __version__
 from leadline.config import differing
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_folder, check_writable, write_json
+from leadline.pruning.seeds import hash_of_data, shown
 from leadline.reading import read_json
 
 MEMORY_FILE = "sweep.json"
@@ -31,8 +31,6 @@ WRITTEN = ("results.json", "report.html")
 """What a sweep writes at its end."""
 PARTIAL = ".*.json.*.partial"
 """What a sweep that was killed while it wrote leaves."""
-SHOWN = 4
-"""Differences in an error."""
 T = TypeVar("T")
 
 
@@ -64,12 +62,12 @@ class SweepMemory:
                 self._known = kept["known"]
 
     def recall(self, name: str, measure: Callable[[], T]) -> T:
-        """What is known under the name, or what `measure` gives, which is kept. It has to be what JSON can hold."""
+        """What is known under the name, or what `measure` returns, which is kept. It has to be what JSON can hold."""
         if name not in self._known:
             found = measure()
             self._known[name] = found
             if self.path is not None:
-                digest = _digest(self.asked, self._known)
+                digest = hash_of_data([self.asked, self._known])
                 write_json(self.path, {"asked": self.asked, "known": self._known, "digest": digest})
         value: T = self._known[name]
         return value
@@ -103,12 +101,11 @@ def check_same_sweep(out: Path, asked: Mapping[str, Any]) -> None:
     path = out / MEMORY_FILE
     if not path.is_file():
         return
-    different = differing(read_memory(path)["asked"], _plain(asked))
+    different = shown(read_memory(path)["asked"], _plain(asked))
     if different:
-        shown = "; ".join(different[:SHOWN]) + ("; …" if len(different) > SHOWN else "")
         raise UsageError(
-            f"--out {out} holds another sweep: {shown}. Name a new folder, or repeat the command that it was made with "
-            "to go on"
+            f"--out {out} holds another sweep: {different}. Name a new folder, or rerun the command that it was made "
+            "with to resume"
         )
 
 
@@ -122,9 +119,9 @@ class MemoryFile(TypedDict):
 
 def read_memory(path: Path) -> MemoryFile:
     """The content of `sweep.json`. Raises LeadlineError where it is damaged."""
-    content = read_json(path, MemoryFile, advice="remove it to measure anew")
-    if content["digest"] != _digest(content["asked"], content["known"]):
-        raise LeadlineError(f"{path} is damaged: it holds other numbers than were written; remove it to measure anew")
+    content = read_json(path, MemoryFile, advice="remove it to measure again")
+    if content["digest"] != hash_of_data([content["asked"], content["known"]]):
+        raise LeadlineError(f"{path} is damaged: it holds other numbers than were written; remove it to measure again")
     return content
 
 
@@ -151,11 +148,6 @@ def _has_results(out: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and {"seeds_are", "whole", "left_out"} <= content.keys()
-
-
-def _digest(asked: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """SHA-256 of what the file holds; the order of keys doesn't count."""
-    return hashlib.sha256(json.dumps([asked, known], sort_keys=True).encode()).hexdigest()
 
 
 def _but_models(asked: Mapping[str, Any]) -> dict[str, Any]:

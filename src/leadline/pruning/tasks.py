@@ -47,7 +47,7 @@ def read_task(path: Path) -> Task:
 
     Raises:
         UsageError: there is no such file, or none in it.
-        LeadlineError: a line that is no question; it is named.
+        LeadlineError: a line that is not a question; it is named.
     """
     try:
         with open(path, "rb") as handle:
@@ -123,12 +123,12 @@ def _question(path: Path, number: int, record: dict[str, Any]) -> Question:
     where = f"--task {path}, line {number}"
     question, choices, answer = (record.get(key) for key in ("question", "choices", "answer"))
     if not isinstance(question, str):
-        raise LeadlineError(f"{where} is no question: question is {json.dumps(question)[:40]}, and should be text")
+        raise LeadlineError(f"{where} is not a question: question is {json.dumps(question)[:40]}, and should be text")
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c for c in choices):
-        raise LeadlineError(f"{where} is no question: choices should be a list of two or more texts, none empty")
+        raise LeadlineError(f"{where} is not a question: choices should be a list of two or more texts, none empty")
     if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
         raise LeadlineError(
-            f"{where} is no question: answer is {json.dumps(answer)[:40]}, and should be the right choice's number "
+            f"{where} is not a question: answer is {json.dumps(answer)[:40]}, and should be the right choice's number "
             f"from 0 to {len(choices) - 1}"
         )
     try:

@@ -1,7 +1,7 @@
 """How good a stack is on held-out text, and how that text is read.
 
-Scores are measured on *calibration* text, windows of the training part in an order that the seed decides
-(`leadline.hub.text.training_batches`). Perplexity is reported on the held-out part. No token is in both.
+Scores are measured on *calibration* text, windows of the training split in an order that the seed decides
+(`leadline.hub.text.training_batches`). Perplexity is reported on the validation split. No token is in both.
 
 A window holds `context` predictions, of which the last `stride` count: each counted token has at least
 `context - stride` tokens before it in its window. With `stride == context` every prediction counts and windows don't
@@ -27,8 +27,8 @@ LARGEST_LOSS = 700.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How text is read.
+class EvaluationSettings:
+    """How held-out text is read.
 
     Attributes:
         context: predictions in a window.

@@ -15,7 +15,7 @@ import inspect
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -130,7 +130,7 @@ def hidden_of(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
         if isinstance(value, Tensor):
             return value
     raise UsageError(
-        "what goes from block to block in this model is no tensor, so it can't be measured as a stack of blocks; "
+        "what goes from block to block in this model is not a tensor, so it can't be measured as a stack of blocks; "
         "`leadline.probes.record` and `removal` measure models that read and write through Leadline's sites"
     )
 
@@ -145,7 +145,7 @@ class _Call(NamedTuple):
     value: Tensor | None
 
     @property
-    def gives(self) -> int:
+    def returns(self) -> int:
         return self.output.data_ptr()
 
     @property
@@ -154,11 +154,11 @@ class _Call(NamedTuple):
 
 
 class Trace:
-    """Records the calls inside one block at a time and works the block's anatomy out when it ends."""
+    """Records the calls inside one block at a time, and reports the block's anatomy when it ends, if it has one."""
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: nn.Module, ended: Callable[[Anatomy | None], None]) -> None:
         self.block = block
-        self.anatomy: Anatomy | None = None
+        self.ended = ended
         self._calls: list[_Call] = []
         self._input: Tensor | None = None
         self._before: Tensor | None = None
@@ -196,11 +196,12 @@ class Trace:
         return hook
 
     def _on_end(self, module: nn.Module, args: Any, output: Any) -> None:
-        after = first_tensor(output)
+        after, anatomy = first_tensor(output), None
         if self._input is not None and self._before is not None and after is not None:
             returns = None if isinstance(output, Tensor) else len(output)
             found = _anatomy(self.block, self._calls, self._before, after, returns)
-            self.anatomy = found._replace(overwrites=not torch.equal(self._input, self._before))
+            anatomy = found._replace(overwrites=not torch.equal(self._input, self._before))
+        self.ended(anatomy)
         self._input, self._before, self._calls, self._alive = None, None, [], []
 
 
@@ -238,24 +239,24 @@ def _anatomy(block: nn.Module, calls: list[_Call], before: Tensor, after: Tensor
 
 
 def _ends(group: list[_Call]) -> list[_Call]:
-    """Of a sublayer's children those that give hidden states: not the first matrix of an MLP without a module."""
+    """Of a sublayer's children those that return hidden states: not the first matrix of an MLP without a module."""
     return [call for call in group if call.value is not None] or group[-1:]
 
 
 def _norm_before(first: _Call, plain: list[_Call]) -> _Call | None:
     """The last module without matrices whose output is what a sublayer takes."""
-    found = [call for call in plain if call.gives == first.takes != call.takes]
+    found = [call for call in plain if call.returns == first.takes != call.takes]
     return found[-1] if found else None
 
 
 def _behind(last: _Call, plain: list[_Call]) -> list[_Call]:
     """The modules without matrices that take a sublayer's output, one after the other."""
     chain: list[_Call] = []
-    given = last.gives
+    given = last.returns
     for call in plain:
         if call.takes is not None and call.takes == given:
             chain.append(call)
-            given = call.gives
+            given = call.returns
     return chain
 
 

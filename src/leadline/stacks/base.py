@@ -11,14 +11,18 @@ Shapes: B batch, T time, D width, V vocabulary. Blocks are numbered from 0.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+import weakref
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from leadline.errors import UsageError
+from leadline.errors import LeadlineError, UsageError
+
+_WATCHED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class Unit(NamedTuple):
@@ -125,6 +129,14 @@ class Stack:
         """
         raise TypeError(f"{type(self).__name__} does not define skipping")
 
+    def parameters_under(self, prefix: str, parts: Collection[str] | None = None) -> dict[str, nn.Parameter]:
+        """The parameters whose names begin so, each once; of `parts`, the next words of the names, alone if given."""
+        return {
+            name: value
+            for name, value in self.model.named_parameters()
+            if name.startswith(prefix) and (parts is None or name.removeprefix(prefix).split(".")[0] in parts)
+        }
+
     def units(self, kind: str) -> list[Unit]:
         """All units of a kind, "block" or "sublayer", in the order in which they run."""
         if kind == "block":
@@ -140,3 +152,28 @@ class Stack:
             if unit.sublayer is not None and unit.sublayer not in names:
                 has = " and ".join(names) or "no sublayers"
                 raise UsageError(f"there is no sublayer {unit}; block {unit.block} has {has}")
+
+
+@contextlib.contextmanager
+def watched_once(model: nn.Module) -> Iterator[None]:
+    """Raises LeadlineError where the model is being watched already; nobody else can, until the context ends."""
+    if model in _WATCHED:
+        raise LeadlineError("this model is being watched already; end that before the next begins")
+    _WATCHED.add(model)
+    try:
+        yield
+    finally:
+        _WATCHED.discard(model)
+
+
+@contextlib.contextmanager
+def measuring(model: nn.Module) -> Iterator[torch.device]:
+    """Evaluation mode without gradients; the modes of all modules come back. Gives the model's device."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield next((p.device for p in model.parameters()), torch.device("cpu"))
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

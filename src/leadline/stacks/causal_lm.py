@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leadline.errors import LeadlineError, UsageError
+from leadline.errors import UsageError
 from leadline.stacks.anatomy import Anatomy, first_tensor, hidden_of
-from leadline.stacks.base import Stack, StackWatcher, Unit
-from leadline.stacks.finite import check_finite
-from leadline.stacks.layout import a_few_tokens, find_layout, trying
+from leadline.stacks.base import Stack, StackWatcher, Unit, measuring, watched_once
+from leadline.stacks.bypass import bypass, with_first
+from leadline.stacks.finite import FirstNotFinite
+from leadline.stacks.layout import a_few_tokens, find_layout
 from leadline.stacks.passes import QUIET, Passes
 from leadline.stacks.scale import ignores_size
 from leadline.stacks.sites import replace
@@ -34,7 +35,6 @@ LENS_TOLERANCE = 64
 """Relative error of a check, in units of the dtype's precision, or float32's where the dtype is wider: final norms
 compute in float32, and a lens gives them rows in another shape, which another processor may sum in another order."""
 
-_WATCHED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _SKIPPED: weakref.WeakKeyDictionary[nn.Module, frozenset[Unit]] = weakref.WeakKeyDictionary()
 
 
@@ -42,7 +42,7 @@ class CausalLMStack(Stack):
     """A causal language model, found by structure.
 
     Args:
-        model: called with tokens (B, T), gives logits (B, T, V), plain or as `.logits`. It isn't changed; what
+        model: takes tokens (B, T), returns logits (B, T, V), plain or as `.logits`. It isn't changed; what
             `watching` and `skipping` put into it goes away again.
         blocks: the name of the list of blocks, such as "transformer.h", where the search fails.
 
@@ -62,9 +62,8 @@ class CausalLMStack(Stack):
         self._takes_use_cache = "use_cache" in inspect.signature(model.forward).parameters
         tokens = a_few_tokens(self._embedded(), self.context, self.device)
         logits: list[Tensor] = []
-        with trying(model):
+        with measuring(model):
             self.layout = find_layout(model, lambda: logits.append(self._try(tokens)), blocks)
-            check_finite(model, self.layout.path, self.layout.blocks, lambda: self._try(tokens))
         self.path, self.layers = self.layout.path, self.layout.blocks
         self.blocks = len(self.layers)
         self.sublayers = self._names()
@@ -99,26 +98,22 @@ class CausalLMStack(Stack):
     def parameters_of(self, unit: Unit) -> dict[str, nn.Parameter]:
         """The parameters of a block, or of a sublayer with the norms that are its alone."""
         self.check([unit])
-        prefix = f"{self.path}.{unit.block}."
-        own = {name: value for name, value in self.model.named_parameters() if name.startswith(prefix)}
-        if unit.sublayer is None:
-            return own
-        sublayers = {sublayer.name: sublayer for sublayer in self.layout.anatomies[unit.block].sublayers}
-        parts = sublayers[unit.sublayer].parts
-        return {name: value for name, value in own.items() if name.removeprefix(prefix).split(".")[0] in parts}
+        anatomy = self.layout.anatomies[unit.block]
+        parts = {part for sublayer in anatomy.sublayers if sublayer.name == unit.sublayer for part in sublayer.parts}
+        return self.parameters_under(f"{self.path}.{unit.block}.", None if unit.sublayer is None else parts)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, V), without a cache."""
         output = self.model(tokens, use_cache=False) if self._takes_use_cache else self.model(tokens)
         logits = first_tensor(getattr(output, "logits", output))
         if logits is None:
-            raise UsageError(f"{type(self.model).__name__} gives no logits")
+            raise UsageError(f"{type(self.model).__name__} returns no logits")
         return logits
 
     def lens(self, hidden: Tensor) -> Tensor:
         """What the model makes of `hidden` (..., D) behind its last block: (..., V).
 
-        The model's own code runs, with all blocks passed by: whatever it does behind the head (soft caps, scales) is in
+        The model's own code runs, with all blocks skipped: whatever it does behind the head (soft caps, scales) is in
         the result.
         """
         rows = hidden.reshape(-1, 1, hidden.shape[-1])
@@ -138,8 +133,6 @@ class CausalLMStack(Stack):
     @contextlib.contextmanager
     def watching(self, watcher: StackWatcher) -> Iterator[None]:
         """Tells `watcher` of every forward pass until the context ends; see `Stack.watching`."""
-        if self.model in _WATCHED:
-            raise LeadlineError("this model is being watched already; end that before the next begins")
         passes = Passes(self.model, self.layout)
         overwrites = any(anatomy.overwrites for anatomy in self.layout.anatomies)
         before: list[Tensor] = []
@@ -179,8 +172,7 @@ class CausalLMStack(Stack):
                 watcher.on_sublayer(index, sublayer.name, terms[0] if len(terms) == 1 else torch.stack(terms).sum(0))
 
         with contextlib.ExitStack() as stack:
-            _WATCHED.add(self.model)
-            stack.callback(_WATCHED.discard, self.model)
+            stack.enter_context(watched_once(self.model))
             stack.enter_context(passes.following())
             for block in dict.fromkeys(self.layers):
                 stack.callback(block.register_forward_pre_hook(on_input, with_kwargs=True).remove)
@@ -193,43 +185,30 @@ class CausalLMStack(Stack):
     def skipping(self, units: Collection[Unit]) -> Iterator[None]:
         """Leaves units out of every forward pass until the context ends; see `Stack.skipping`.
 
-        A block gives its input, a sublayer zeros. With a cache, a block that is left out still fills its entries, so
-        that positions are counted right; nobody reads them, and generation gives what it gives without a cache.
+        A block returns its input, a sublayer zeros. With a cache, a block that is left out still fills its entries, so
+        that positions are counted right; nobody reads them, and generation is the same as without a cache.
         """
         self.check(units)
         left_out = frozenset(units)
         passes = Passes(self.model, self.layout)
 
-        def passing(block: nn.Module) -> Any:
-            inner = block.forward
-
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                index = passes.block_of(block)
-                if Unit(index) not in left_out:
-                    return inner(*args, **kwargs)
-                hidden = hidden_of(args, kwargs)
-                if any(hasattr(value, "get_seq_length") for value in (*args, *kwargs.values())):
-                    # A block may add to its input in place.
-                    kept = hidden.clone() if self.layout.anatomies[index].overwrites else hidden
-                    return _with_first(inner(*args, **kwargs), kept)
-                return self.layout.anatomies[index].wrapped(hidden)
-
-            return forward
+        def skips(block: nn.Module) -> bool:
+            return Unit(passes.block_of(block)) in left_out
 
         def zeroed(module: nn.Module, args: Any, output: Any) -> Any:
             index, sublayer, _ = passes.place_of(module)
             given = first_tensor(output)
             if Unit(index, sublayer.name) not in left_out or given is None:
                 return output
-            return _with_first(output, torch.zeros_like(given))
+            return with_first(output, torch.zeros_like(given))
 
         with contextlib.ExitStack() as stack:
             outer = _SKIPPED.get(self.model, frozenset())
             _SKIPPED[self.model] = outer | left_out
             stack.callback(_SKIPPED.__setitem__, self.model, outer)
             stack.enter_context(passes.following())
-            for block in dict.fromkeys(self.layers[unit.block] for unit in left_out if unit.sublayer is None):
-                replace(stack, block, "forward", passing(block))
+            for block, number in {self.layers[u.block]: u.block for u in left_out if u.sublayer is None}.items():
+                bypass(stack, block, self.layout.anatomies[number], skips)
             for module, places in passes.joins.items():
                 if any(Unit(index, sublayer.name) in left_out for index, (sublayer, _) in places.items()):
                     stack.callback(module.register_forward_hook(zeroed).remove)
@@ -254,7 +233,7 @@ class CausalLMStack(Stack):
         """The anatomies, without sublayers in blocks where one of them carries the stream itself, as BERT's do.
 
         There the addition is inside the sublayer's module. Zeros in its place would not leave the sublayer out: they
-        would wipe the stream out, and the block would give the same for every token.
+        would wipe the stream out, and the block would return the same for every token.
         """
         found = list(self.layout.anatomies)
         for block, anatomy in enumerate(found):
@@ -265,8 +244,8 @@ class CausalLMStack(Stack):
         return tuple(found)
 
     def _output_without(self, unit: Unit, tokens: Tensor) -> Tensor | None:
-        kept = _Output(unit.block)
-        with trying(self.model), self.skipping([unit]), self.watching(kept):
+        kept = _LastOutput(unit.block)
+        with measuring(self.model), self.skipping([unit]), self.watching(kept):
             self._try(tokens)
         return kept.output
 
@@ -282,7 +261,7 @@ class CausalLMStack(Stack):
             return value
         tables = [module.num_embeddings for module in self.model.modules() if isinstance(module, nn.Embedding)]
         if not tables:
-            raise UsageError(f"{type(self.model).__name__} has no embedding, so it is no language model")
+            raise UsageError(f"{type(self.model).__name__} has no embedding, so it is not a language model")
         return max(tables)
 
     def _try(self, tokens: Tensor) -> Tensor:
@@ -294,13 +273,13 @@ class CausalLMStack(Stack):
             ) from error
 
     def _check_lens(self, tokens: Tensor, logits: Tensor) -> None:
-        """Makes sure that the model's own logits come out of its last block's output."""
-        last = _Output(self.blocks - 1)
-        seen = None
-        with contextlib.suppress(TypeError, ValueError, RuntimeError, IndexError), trying(self.model):
+        """Makes sure that all values are finite, and the model's own logits come out of its last block's output."""
+        last, seen = _LastOutput(self.blocks - 1), None
+        with contextlib.suppress(TypeError, ValueError, RuntimeError, IndexError), measuring(self.model):
             with self.watching(last):
                 self.logits(tokens)
             seen = None if last.output is None else self.lens(last.output)
+        last.check(self.model, self.path, logits)
         if seen is not None and seen.shape == logits.shape:
             size, error = logits.float().abs().max(), (seen.float() - logits.float()).abs().max()
             precision = max(torch.finfo(dtype).eps for dtype in (logits.dtype, torch.float32))
@@ -313,14 +292,16 @@ class CausalLMStack(Stack):
         )
 
 
-class _Output(StackWatcher):
-    """Keeps what one block leaves behind."""
+class _LastOutput(FirstNotFinite):
+    """Also keeps what one block leaves behind."""
 
     def __init__(self, block: int) -> None:
+        super().__init__()
         self.block = block
         self.output: Tensor | None = None
 
     def on_block(self, block: int, before: Tensor, after: Tensor) -> None:
+        super().on_block(block, before, after)
         if block == self.block:
             self.output = after
 
@@ -329,12 +310,3 @@ def _same_everywhere(output: Tensor) -> bool:
     """Whether all tokens have the same vector, in (B, T, D)."""
     vectors = output.cpu().double().flatten(0, -2)
     return bool((vectors - vectors[0]).abs().max() <= 1e-6 * vectors.abs().max())
-
-
-def _with_first(output: Any, tensor: Tensor) -> Any:
-    """`output` with its first tensor replaced: a tensor, a tuple or a list as it was."""
-    if isinstance(output, Tensor):
-        return tensor
-    at = next(index for index, item in enumerate(output) if isinstance(item, Tensor))
-    items = [*output[:at], tensor, *output[at + 1 :]]
-    return items if isinstance(output, list) else tuple(items)

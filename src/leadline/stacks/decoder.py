@@ -61,13 +61,9 @@ class DecoderStack(Stack):
     def parameters_of(self, unit: Unit) -> dict[str, nn.Parameter]:
         """The parameters of a block, or of a sublayer with its norms and its site."""
         self.check([unit])
-        prefix = f"blocks.{unit.block}."
-        own = {name: value for name, value in self.model.named_parameters() if name.startswith(prefix)}
-        if unit.sublayer is None:
-            return own
-        sublayer = unit.sublayer
-        parts = (sublayer, f"{sublayer}_norm", f"{sublayer}_output_norm", SITES[sublayer])
-        return {name: value for name, value in own.items() if name.removeprefix(prefix).split(".")[0] in parts}
+        name = unit.sublayer
+        parts = None if name is None else {name, f"{name}_norm", f"{name}_output_norm", SITES[name]}
+        return self.parameters_under(f"blocks.{unit.block}.", parts)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, V)."""
@@ -114,7 +110,7 @@ class DecoderStack(Stack):
     def _exit(self, state: State) -> Tensor:
         """What the readout makes of a state along depth.
 
-        Without gradients where the backward pass works blocks or streams out anew, which a second read would disturb.
+        Without gradients where the backward pass recomputes blocks or streams, which a second read would disturb.
         """
         inverts = getattr(self.model.config.connection, "memory", "store") == "invert"
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.model.recompute and not inverts):

@@ -18,7 +18,7 @@ def stack_of(model: nn.Module, *, blocks: str | None = None) -> Stack:
     language model as it comes.
 
     Args:
-        model: a model that gives logits for tokens.
+        model: a model that returns logits for tokens.
         blocks: the name of its list of blocks, such as "transformer.h", where structure alone doesn't tell.
 
     Raises:

@@ -2,58 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from leadline.errors import LeadlineError
-from leadline.stacks.anatomy import first_tensor, hidden_of
+from leadline.stacks.base import StackWatcher
 
 
-def check_finite(model: nn.Module, path: str, blocks: nn.ModuleList, run: Callable[[], object]) -> None:
-    """Makes sure that every block that reads finite values leaves finite ones.
+class FirstNotFinite(StackWatcher):
+    """Finds the first block that reads finite values and leaves others.
 
-    Args:
-        path: the name of the list of blocks in the model.
-        run: runs the model on a few tokens.
-
-    Raises:
-        LeadlineError: one doesn't; names it, its weights that are not finite, and what helps.
+    Attributes:
+        where: it, in words; None where all values were finite.
     """
-    numbers = {block: number for number, block in reversed(list(enumerate(blocks)))}
-    found: list[str] = []
 
-    def before(block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if not found and not _finite(hidden_of(args, kwargs)):
-            found.append(f"before block {numbers[block]}")
+    def __init__(self) -> None:
+        self.where: str | None = None
 
-    def after(block: nn.Module, args: object, output: object) -> None:
-        if not found and not _finite(first_tensor(output)):
-            found.append(f"in block {numbers[block]}")
+    def on_block(self, block: int, before: Tensor, after: Tensor) -> None:
+        for where, state in (("before", before), ("in", after)):
+            if self.where is None and not state.isfinite().all():
+                self.where = f"{where} block {block}"
 
-    with contextlib.ExitStack() as stack:
-        for block in numbers:
-            stack.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
-            stack.callback(block.register_forward_hook(after).remove)
-        logits = run()
-    if not found and isinstance(logits, Tensor) and bool(logits.isnan().any()):
-        found.append("behind the last block")
-    if found:
-        raise LeadlineError(
-            f"the values of {type(model).__name__} stop being finite {found[0]} of {path}, so it can't be measured: "
-            f"{_cause(model)}"
-        )
+    def check(self, model: nn.Module, path: str, logits: Tensor) -> None:
+        """Raises LeadlineError where values were not finite; names the block, its weights, and what helps.
 
-
-def _finite(tensor: Tensor | None) -> bool:
-    return tensor is None or bool(tensor.isfinite().all())
+        Args:
+            path: the name of the list of blocks in the model.
+        """
+        if self.where is None and logits.isnan().any():
+            self.where = "behind the last block"
+        if self.where is not None:
+            raise LeadlineError(
+                f"the values of {type(model).__name__} stop being finite {self.where} of {path}, so it can't be "
+                f"measured: {_cause(model)}"
+            )
 
 
 def _cause(model: nn.Module) -> str:
-    damaged = [name for name, value in model.named_parameters() if not _finite(value)]
+    damaged = [name for name, value in model.named_parameters() if not value.isfinite().all()]
     if damaged:
         more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
         return f"{damaged[0]}{more} holds weights that are not finite"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -41,26 +41,41 @@ def find_layout(model: nn.Module, run: Callable[[], object], path: str | None = 
     Raises:
         UsageError: none is found, or `path` names none; the message says how to point at the blocks.
     """
-    lists = {
-        name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)
-    }
+    lists = module_lists(model)
     if path is None:
         likely = {name: blocks for name, blocks in lists.items() if _looks_like_blocks(blocks)}
         if not likely:
             known = "known by a mask or a cache among its arguments, or by the name of its projection, such as q_proj"
             raise UsageError(_unknown(model, lists, f"no list of modules with attention ({known}) and an MLP each"))
-    elif path in lists:
-        likely = {path: lists[path]}
     else:
-        raise UsageError(
-            f"there is no list of blocks at {path!r} in {_described(model, lists)}{did_you_mean(path, lists)}"
-        )
+        likely = {path: named_list(model, path)}
     called, anatomies = _traced(likely, run)
     in_order = {name: blocks for name, blocks in likely.items() if called[name] == list(range(len(blocks)))}
     if not in_order:
         raise UsageError(_unknown(model, lists, f"{', '.join(likely)} is not called block after block"))
     chosen = max(in_order, key=lambda name: len(in_order[name]))
     return Layout(chosen, in_order[chosen], tuple(anatomies[chosen]))
+
+
+def module_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
+    """Every list of modules by its name, those that are empty left out."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)}
+
+
+def named_list(model: nn.Module, path: str) -> nn.ModuleList:
+    """The list of blocks of that name. Raises UsageError where there is none; names those that there are."""
+    lists = module_lists(model)
+    if path not in lists:
+        raise UsageError(
+            f"--layers {path}: there is no list of blocks at {path!r} in {_described(model, lists)}"
+            f"{did_you_mean(path, lists)}"
+        )
+    return lists[path]
+
+
+def largest_list(lists: Mapping[str, nn.ModuleList]) -> str:
+    """The name of the list that holds most parameters."""
+    return max(lists, key=lambda name: sum(p.numel() for p in lists[name].parameters()), default="transformer.h")
 
 
 def _looks_like_blocks(blocks: nn.ModuleList) -> bool:
@@ -81,56 +96,28 @@ def _traced(
     with contextlib.ExitStack() as stack:
         for name, blocks in lists.items():
             for module in dict.fromkeys(blocks):
-                trace = Trace(module)
-                stack.enter_context(trace.recording())
-                places = [index for index, block in enumerate(blocks) if block is module]
-                stack.enter_context(_told(module, trace, places, called[name], anatomies[name]))
+                waiting = iter([index for index, block in enumerate(blocks) if block is module])
+
+                def ended(anatomy: Anatomy | None, name: str = name, waiting: Iterator[int] = waiting) -> None:
+                    called[name].append(next(waiting, -1))
+                    anatomies[name] += [] if anatomy is None else [anatomy]
+
+                stack.enter_context(Trace(module, ended).recording())
         run()
     return called, anatomies
 
 
-@contextlib.contextmanager
-def _told(
-    module: nn.Module, trace: Trace, places: list[int], called: list[int], anatomies: list[Anatomy]
-) -> Iterator[None]:
-    waiting = iter(places)
-
-    def hook(module: nn.Module, args: object, output: object) -> None:
-        called.append(next(waiting, -1))
-        if trace.anatomy is not None:
-            anatomies.append(trace.anatomy)
-
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def _described(model: nn.Module, lists: dict[str, nn.ModuleList]) -> str:
-    found = [f"{name} ({len(blocks)} × {type(blocks[0]).__name__})" for name, blocks in lists.items()]
+    outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    found = [f"{name} ({len(lists[name])} × {type(lists[name][0]).__name__})" for name in outer]
     return f"{type(model).__name__}, whose lists of modules are: {', '.join(found) or 'none'}."
 
 
 def _unknown(model: nn.Module, lists: dict[str, nn.ModuleList], why: str) -> str:
-    largest = max(lists, key=lambda name: sum(p.numel() for p in lists[name].parameters()), default="transformer.h")
     return (
         f"can't find the blocks: {why}, in {_described(model, lists)} "
-        f'Point at the list of blocks with --layers NAME, in Python stack_of(model, blocks="{largest}")'
+        f'Point at the list of blocks with --layers NAME, in Python stack_of(model, blocks="{largest_list(lists)}")'
     )
-
-
-@contextlib.contextmanager
-def trying(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; the modes of all modules come back."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def a_few_tokens(vocab_size: int, context: int, device: torch.device) -> Tensor:

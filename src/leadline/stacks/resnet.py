@@ -9,26 +9,23 @@ Shapes: B batch, C channels, H, W height and width, V classes.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Collection, Iterator
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from leadline.errors import LeadlineError, UsageError
+from leadline.errors import UsageError
 from leadline.models.resnet import Bottleneck, ResNet
-from leadline.stacks.base import Stack, StackWatcher, Unit
+from leadline.stacks.base import Stack, StackWatcher, Unit, watched_once
 from leadline.stacks.sites import replace
-
-_WATCHED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class ResNetStack(Stack):
     """A `leadline.models.resnet.ResNet`. Blocks have no sublayers.
 
     A block that is left out leaves its shortcut: its input, or in the first block of a stage a projection of it. So for
-    those what is measured is the worth of the branch, not that of the whole block.
+    those what is measured is the importance of the branch, not that of the whole block.
 
     Args:
         model: is not changed; what `watching` and `skipping` put into it goes away again.
@@ -68,8 +65,7 @@ class ResNetStack(Stack):
             UsageError: a unit that isn't there; blocks have no sublayers.
         """
         self.check([unit])
-        prefix = f"{self._names[unit.block]}."
-        return {name: value for name, value in self.model.named_parameters() if name.startswith(prefix)}
+        return self.parameters_under(f"{self._names[unit.block]}.")
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits (B, 1, V) of images (B, C, H, W)."""
@@ -98,11 +94,8 @@ class ResNetStack(Stack):
         """
         if watcher.wants_exits:
             self._lacks("exits: its head fits the last stage's width alone")
-        if self.model in _WATCHED:
-            raise LeadlineError("this model is being watched already; end that before the next begins")
         with contextlib.ExitStack() as stack:
-            _WATCHED.add(self.model)
-            stack.callback(_WATCHED.discard, self.model)
+            stack.enter_context(watched_once(self.model))
             for number, block in enumerate(self.model.blocks()):
                 stack.enter_context(_told(number, block, watcher))
             yield
@@ -129,7 +122,7 @@ class ResNetStack(Stack):
 
 @contextlib.contextmanager
 def _told(number: int, block: Bottleneck, watcher: StackWatcher) -> Iterator[None]:
-    """Tells `watcher` of one block's forward passes. A block that is passed by is not called, and so not told of."""
+    """Tells `watcher` of one block's forward passes. A block that is skipped is not called, and so not told of."""
     shortcut: list[Tensor] = []
 
     def on_projection(module: nn.Module, args: Any, output: Tensor) -> None:

@@ -8,9 +8,10 @@ never has in hand what it read: that is read once more, without gradients, and t
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from leadline.errors import LeadlineError
 from leadline.ops.next_norm import NextNorm
 
 MISSING = object()
+T = TypeVar("T")
+R = TypeVar("R")
 _WATCHED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -85,38 +88,46 @@ def watch(model: nn.Module, watcher: Watcher) -> Iterator[None]:
         _WATCHED.update(sites)
         stack.callback(_WATCHED.difference_update, sites)
         for index, site in enumerate(sites):
+            read, tell_read = site.read, _read_told(index, site, watcher)
             if site.takes_norm:
-                replace(stack, site, "read_normed", _watched_read_normed(index, site, watcher))
-            replace(stack, site, "read", _watched_read(index, site, watcher))
+                replace(stack, site, "read_normed", _read_beside(site.read_normed, read, tell_read))
+            replace(stack, site, "read", _telling(read, tell_read))
             replace(stack, site, "write", _watched_write(index, site, watcher))
         if readout is not None:
+            forward, tell = readout.forward, functools.partial(watcher.on_readout, readout)
             if readout.takes_norm:
-                replace(stack, readout, "read_normed", _watched_readout_normed(readout, watcher))
-            replace(stack, readout, "forward", _watched_readout(readout, watcher))
+                replace(stack, readout, "read_normed", _read_beside(readout.read_normed, forward, tell))
+            replace(stack, readout, "forward", _telling(forward, tell))
         yield
 
 
-def _watched_read(index: int, site: Site, watcher: Watcher) -> Callable[[State], tuple[Tensor, State]]:
-    inner = site.read
+def _telling(read: Callable[[State], T], tell: Callable[[State, T], None]) -> Callable[[State], T]:
+    """A read whose result is told."""
 
-    def read(state: State) -> tuple[Tensor, State]:
-        h, after = inner(state)
-        watcher.on_read(index, site, state, h)
-        return h, after
+    def told(state: State) -> T:
+        result = read(state)
+        tell(state, result)
+        return result
 
-    return read
+    return told
 
 
-def _watched_read_normed(index: int, site: Site, watcher: Watcher) -> Callable[[State, NextNorm], tuple[Tensor, State]]:
-    inner, read = site.read_normed, site.read
+def _read_beside(
+    inner: Callable[[State, NextNorm], T], read: Callable[[State], R], tell: Callable[[State, R], None]
+) -> Callable[[State, NextNorm], T]:
+    """A read that takes the norm over: what it would have read without the norm is read once more, and told."""
 
-    def read_normed(state: State, norm: NextNorm) -> tuple[Tensor, State]:
+    def told(state: State, norm: NextNorm) -> T:
         with torch.no_grad():
-            h, _ = read(state)
-        watcher.on_read(index, site, state, h)
+            result = read(state)
+        tell(state, result)
         return inner(state, norm)
 
-    return read_normed
+    return told
+
+
+def _read_told(index: int, site: Site, watcher: Watcher) -> Callable[[State, tuple[Tensor, State]], None]:
+    return lambda state, read: watcher.on_read(index, site, state, read[0])
 
 
 def _watched_write(index: int, site: Site, watcher: Watcher) -> Callable[[State, Tensor], State]:
@@ -127,29 +138,6 @@ def _watched_write(index: int, site: Site, watcher: Watcher) -> Callable[[State,
         return inner(state, output)
 
     return write
-
-
-def _watched_readout(readout: Readout, watcher: Watcher) -> Callable[[State], Tensor]:
-    inner = readout.forward
-
-    def forward(state: State) -> Tensor:
-        output = inner(state)
-        watcher.on_readout(readout, state, output)
-        return output
-
-    return forward
-
-
-def _watched_readout_normed(readout: Readout, watcher: Watcher) -> Callable[[State, NextNorm], Tensor]:
-    inner, plain = readout.read_normed, readout.forward
-
-    def read_normed(state: State, norm: NextNorm) -> Tensor:
-        with torch.no_grad():
-            output = plain(state)
-        watcher.on_readout(readout, state, output)
-        return inner(state, norm)
-
-    return read_normed
 
 
 def replace(stack: contextlib.ExitStack, module: nn.Module, name: str, function: Callable[..., Any]) -> None:

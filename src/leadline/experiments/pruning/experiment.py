@@ -17,10 +17,10 @@ from leadline.experiments.pruning.config import PruningConfig
 from leadline.experiments.results import INSTALL, Judged, Judgement, facts, judged, opening
 from leadline.experiments.runs import measured
 from leadline.experiments.statistics import SMALLEST_EFFECT
-from leadline.pruning import Amount, Reading, Wish, open_subject
+from leadline.pruning import Amount, EvaluationSettings, PruneConfig, open_model
 from leadline.pruning.report import headline, page
 from leadline.pruning.select import number_to_cut
-from leadline.pruning.sweep import SweepWish, asked_of, hash_of_task, sweep
+from leadline.pruning.sweep import SweepConfig, asked_of, hash_of_task, sweep
 from leadline.pruning.sweep_memory import MEMORY_FILE, SweepMemory
 from leadline.pruning.tasks import Task, check_task, read_task
 from leadline.report.page import render
@@ -50,8 +50,8 @@ class Pruning(Experiment[PruningConfig]):
             raise UsageError(f"blocks={budget.shape.blocks} leaves nothing to choose from; 2 or more work")
         # What is wrong with ratios, criteria and questions is said before anything is trained.
         self.task = None if config.task is None else read_task(config.task)
-        self.wish = asked(config, budget.context, self.task)
-        _check_counts(self.wish, budget.shape.blocks)
+        self.sweep = asked(config, budget.context, self.task)
+        _check_counts(self.sweep, budget.shape.blocks)
         if self.task is not None:
             check_task(self.task, data.tokenizer)
         rate = config.optimizer.lr or settings(design, budget.preset).learning_rate
@@ -79,11 +79,11 @@ class Pruning(Experiment[PruningConfig]):
     def collect(self, command: str) -> dict[str, Any]:
         """See `Experiment`; `sweep` is what `leadline.pruning.sweep` returns."""
         runs = self.runs()[self.arms[0].name]
-        models = [open_subject(run.folder, self.config.runtime.device) for run in runs if run.summary is not None]
-        memory = SweepMemory(asked_of(models, self.data, self.wish), self.out / MEMORY_FILE)
+        models = [open_model(run.folder, self.config.runtime.device) for run in runs if run.summary is not None]
+        memory = SweepMemory(asked_of(models, self.data, self.sweep), self.out / MEMORY_FILE)
         if memory.dropped:
-            self.say(f"everything is measured anew; {MEMORY_FILE} is of another sweep: {'; '.join(memory.dropped)}")
-        found = sweep(models, self.data, self.wish, self.say, memory)
+            self.say(f"everything is measured again; {MEMORY_FILE} is of another sweep: {'; '.join(memory.dropped)}")
+        found = sweep(models, self.data, self.sweep, self.say, memory)
         said = found["verdict"]
         results = {
             **opening(self.kind, command, self.data, self.seeds),
@@ -101,9 +101,9 @@ class Pruning(Experiment[PruningConfig]):
         return render(dataclasses.replace(shown, facts=facts(results), install=INSTALL))
 
 
-def _check_counts(wish: SweepWish, blocks: int) -> None:
+def _check_counts(config: SweepConfig, blocks: int) -> None:
     """Raises UsageError where a ratio cuts nothing or too much of so many blocks, or angular is to cut sublayers."""
-    amount, kind = wish.base.amount, wish.base.unit
+    amount, kind = config.base.amount, config.base.unit
     each = 1 if kind == "block" else 2
     free = blocks - amount.protect_first - amount.protect_last
     if free < 1:
@@ -111,23 +111,23 @@ def _check_counts(wish: SweepWish, blocks: int) -> None:
             f"--protect-first {amount.protect_first} and --protect-last {amount.protect_last} protect all of {blocks} "
             f"blocks; together {blocks - 1} is the most"
         )
-    for ratio in wish.ratios:
+    for ratio in config.ratios:
         share = dataclasses.replace(amount, ratio=ratio, count=None)
         number_to_cut(share, blocks * each, free * each, kind, "--sweep")
-    if kind != "block" and "angular" in (wish.criteria or ()):
+    if kind != "block" and "angular" in (config.criteria or ()):
         raise UsageError("--criteria angular: it chooses contiguous blocks; --unit block works")
 
 
-def asked(config: PruningConfig, context: int, task: Task | None) -> SweepWish:
+def asked(config: PruningConfig, context: int, task: Task | None) -> SweepConfig:
     """What the sweep is told. Raises UsageError where ratios or criteria don't work."""
     tokens = config.logging.evaluate_tokens or 0
     criteria = None if config.criteria is None else tuple(config.criteria.replace(" ", "").split(","))
-    base = Wish(
+    base = PruneConfig(
         amount=Amount(count=0, protect_first=config.protect_first, protect_last=config.protect_last),
-        reading=Reading(context=context, stride=context, tokens=tokens, batch_size=8),
+        evaluation=EvaluationSettings(context=context, stride=context, tokens=tokens, batch_size=8),
         criterion="random",
         unit=config.unit,
         normalised=config.normalised,
         calibration_tokens=config.calibration_tokens,
     )
-    return SweepWish(ratios=config.ratios, base=base, criteria=criteria, task=task, smallest_effect=SMALLEST_EFFECT)
+    return SweepConfig(ratios=config.ratios, base=base, criteria=criteria, task=task, smallest_effect=SMALLEST_EFFECT)

@@ -1,4 +1,4 @@
-"""How much a unit turns what passes through it: Block Influence, and the angle across a window of blocks.
+"""Similarity of what a unit reads and leaves: Block Influence, and the angle across a window of blocks.
 
 Sources: arXiv 2403.03853 (Block Influence), arXiv 2403.17887 (angular distance of contiguous blocks). A zero vector
 counts as orthogonal to any other, as in `leadline.probes.similarity`.
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from leadline.errors import LeadlineError, UsageError
 from leadline.probes.passes import Measure, run_measures, wide
-from leadline.probes.similarity import MOST_TOKENS
-from leadline.probes.states import States, angles, chunks, cosines
+from leadline.probes.similarity import MOST_TOKENS, BlockCosines
+from leadline.probes.states import chunks, cosines
 from leadline.probes.watch import TokenBatch
 from leadline.stacks import Stack, Unit
 
@@ -32,13 +32,9 @@ def similarity(stack: Stack, batches: Iterable[TokenBatch], kind: str = "block")
         UsageError: sublayers of a stack whose stream is not the sum of their outputs.
         LeadlineError: there are no tokens.
     """
-    if kind == "block":
-        turns = BlockTurns(stack)
-        run_measures(stack, batches, [turns])
-        return turns.influence()
-    sublayers = SublayerTurns(stack)
-    run_measures(stack, batches, [sublayers])
-    return sublayers.influence()
+    measure = BlockCosines(stack) if kind == "block" else SublayerCosines(stack)
+    run_measures(stack, batches, [measure])
+    return measure.influence()
 
 
 def window_distances(stack: Stack, batches: Iterable[TokenBatch], sizes: Collection[int]) -> dict[int, list[float]]:
@@ -51,43 +47,12 @@ def window_distances(stack: Stack, batches: Iterable[TokenBatch], sizes: Collect
     Raises:
         LeadlineError: there are no tokens.
     """
-    turns = BlockTurns(stack)
-    run_measures(stack, batches, [turns])
-    return {n: turns.window_angles(n) for n in sorted(set(sizes))}
+    measure = BlockCosines(stack)
+    run_measures(stack, batches, [measure])
+    return {n: measure.window_angles(n) for n in sorted(set(sizes))}
 
 
-class BlockTurns(Measure):
-    """Cosines and angles between the S = L + 1 states along depth; what `Similarity` measures without its ranks."""
-
-    def __init__(self, stack: Stack) -> None:
-        super().__init__(stack)
-        self._states = States(stack.blocks)
-        self._cosines = torch.zeros(stack.blocks + 1, stack.blocks + 1, dtype=torch.float64)
-        self._angles = torch.zeros_like(self._cosines)
-
-    def on_block(self, block: int, before: Tensor, after: Tensor) -> None:
-        self._states.add(block, before, after)
-
-    @torch.no_grad()
-    def end_batch(self, batch: TokenBatch, logits: Tensor) -> None:
-        super().end_batch(batch, logits)
-        for x_SnD in chunks(self._states.take(), MOST_TOKENS):
-            cosine_nSS = cosines(x_SnD)
-            self._cosines += cosine_nSS.sum(dim=0).cpu()
-            self._angles += angles(cosine_nSS).sum(dim=0).cpu()
-
-    def influence(self) -> list[float]:
-        """One number per block."""
-        found: list[float] = (1.0 - self._cosines.diagonal(1) / self.tokens).tolist()
-        return found
-
-    def window_angles(self, size: int) -> list[float]:
-        """The angle across `size` blocks from each first one."""
-        found: list[float] = (self._angles.diagonal(size) / self.tokens).tolist()
-        return found
-
-
-class SublayerTurns(Measure):
+class SublayerCosines(Measure):
     """Cosines between the stream before and after each sublayer, put together from the sublayers' outputs."""
 
     def __init__(self, stack: Stack) -> None:
@@ -96,14 +61,12 @@ class SublayerTurns(Measure):
         self._outputs: list[tuple[str, Tensor]] = []
 
     def on_sublayer(self, block: int, sublayer: str, output: Tensor) -> None:
-        self._outputs.append((sublayer, output))
+        self._outputs.append((sublayer, wide(output)))
 
     @torch.no_grad()
     def on_block(self, block: int, before: Tensor, after: Tensor) -> None:
-        names, outputs = [name for name, _ in self._outputs], [wide(output) for _, output in self._outputs]
-        self._outputs = []
         stream = [wide(before)]
-        for output in outputs:
+        for _, output in self._outputs:
             stream.append(stream[-1] + output)
         if (stream[-1] - wide(after)).norm() > ADDS_UP * wide(after).norm():
             raise UsageError(
@@ -112,8 +75,9 @@ class SublayerTurns(Measure):
             )
         for x_SnD in chunks(stream, MOST_TOKENS):
             totals = cosines(x_SnD).sum(dim=0).diagonal(1).tolist()
-            for name, total in zip(names, totals, strict=True):
+            for (name, _), total in zip(self._outputs, totals, strict=True):
                 self._cosines[Unit(block, name)] += total
+        self._outputs = []
 
     def influence(self) -> list[float]:
         """One number per sublayer."""
