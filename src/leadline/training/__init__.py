@@ -8,6 +8,7 @@ from leadline.training.gradient_file import load_gradient
 from leadline.training.gradient_share import GradientShare
 from leadline.training.gradient_steps import StepNorms, load_norms
 from leadline.training.loop import train
+from leadline.training.optimiser import param_groups
 from leadline.training.run_folder import load_model
 from leadline.training.summary import Summary
 
@@ -21,5 +22,6 @@ __all__ = [
     "load_gradient",
     "load_model",
     "load_norms",
+    "param_groups",
     "train",
 ]
