@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import leadline as ll
+from leadline.designs import resolve
 
 
 def fresh(code: str) -> str:
@@ -20,14 +21,39 @@ def test_nothing_heavy_is_imported() -> None:
     assert fresh("import leadline, sys; print('torch' in sys.modules, 'numpy' in sys.modules)") == "False False"
 
 
-@pytest.mark.parametrize(
-    "name", ["ops.use_backend", "probes.record", "training.GradientShare", "pruning", "hub", "data"]
-)
-def test_parts_are_attributes(name: str) -> None:
-    assert fresh(f"import leadline as ll; print(ll.{name} is not None)") == "True"
+PARTS_ALONE = """
+import os, sys, torch, numpy, scipy, tokenizers  # once, not once a part
+import leadline as ll
+for path in {paths}:
+    child = os.fork()
+    if not child:
+        part = ll
+        for name in path.split("."):
+            part = getattr(part, name)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(path)
+"""
+
+
+def test_every_part_is_an_attribute_before_any_other_is_imported() -> None:
+    inside = ["ops.use_backend", "probes.record", "training.GradientShare", "hub.open_model", "data.DataSet"]
+    fresh(PARTS_ALONE.format(paths=[*ll._PARTS, *inside, "MultiGate", "design", "fold", "param_groups", "State"]))
 
 
 def test_only_public_names_are_listed_and_all_are_there() -> None:
     assert dir(ll) == sorted(ll.__all__)
     assert all(getattr(ll, name) is not None for name in ll.__all__)
     assert all(name == "__version__" or not name.startswith("_") for name in dir(ll))
+    assert "resolve" not in dir(ll)
+
+
+def test_a_design() -> None:
+    assert ll.design("mgr + bhyt") == resolve("mgr + bhyt")
+
+
+def test_the_old_name_of_design_warns_at_every_use() -> None:
+    for _ in range(2):
+        with pytest.warns(DeprecationWarning, match=r"leadline\.resolve is now leadline\.design") as found:
+            assert ll.resolve("mgr").name == ll.design("mgr").name
+        assert [warning.filename for warning in found] == [__file__]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-import torch
 import tyro
 
 from leadline.cli.main import VERBS
@@ -45,21 +45,30 @@ def test_there_are_commands() -> None:
     assert any(command.startswith("leadline compare") for command in commands())
 
 
-def test_the_ten_lines_run() -> None:
-    code = next(block for block in blocks(ROOT / "README.md", "python") if "site.read" in block)
-    code = code.replace("dim=512", "dim=8").replace("sublayers=24", "sublayers=6")
-    code = code.replace("MultiGate(", "MultiGate(gate_init='prenorm', ")
-    names = {"x": torch.randn(2, 3, 8), "sublayers": [torch.nn.Linear(8, 8) for _ in range(6)]}
-    exec(code, names)
-    assert names["x"].shape == (2, 3, 8)
-
-
 def test_the_three_lines_are_those_of_the_example() -> None:
     example = (ROOT / "examples" / "nanogpt.py").read_text(encoding="utf-8")
     code = next(block for block in blocks(ROOT / "README.md", "python") if "ll.fold" in block)
     lines = [line.split("#")[0].strip() for line in code.splitlines() if "#" in line]
     assert len(lines) == 3
     assert all(line in example for line in lines)
+
+
+@pytest.mark.parametrize(("example", "count"), [("nanogpt_block", 2), ("llama_layer", 1)])
+def test_the_classes_on_the_page_are_those_of_the_example(example: str, count: int) -> None:
+    """But for docstrings and comments."""
+    source = (ROOT / "examples" / f"{example}.py").read_text(encoding="utf-8")
+    kept = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+    shown = [node for block in blocks(ROOT / "docs" / "own-model.md", "python") for node in ast.parse(block).body]
+    found = [node for node in shown if isinstance(node, ast.ClassDef) and node.name in kept]
+    assert len(found) == count
+    for node in found:
+        assert ast.dump(node) == ast.dump(without_docstring(kept[node.name]))
+
+
+def without_docstring(node: ast.ClassDef) -> ast.ClassDef:
+    has_one = isinstance(node.body[0], ast.Expr)
+    node.body = node.body[1:] if has_one else node.body
+    return node
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

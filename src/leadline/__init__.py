@@ -9,6 +9,7 @@ Names load what they need when they are first used, so that `import leadline` is
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,9 +39,12 @@ if TYPE_CHECKING:
         MultiGate,
         Readout,
         Site,
+        State,
     )
-    from leadline.designs import PRESETS, Design, resolve
+    from leadline.designs import PRESETS, Design
+    from leadline.designs import resolve as design
     from leadline.errors import LeadlineError, UsageError
+    from leadline.experiments import compare, study
     from leadline.models import (
         AttentionConfig,
         Decoder,
@@ -59,6 +63,7 @@ if TYPE_CHECKING:
     )
     from leadline.norms import BHyT, Derf, DyT, LayerNorm, NoNorm, NormConfig, RMSNorm
     from leadline.stacks import Stack, StackWatcher, Unit, stack_of
+    from leadline.training import RunConfig, param_groups, train
 
 __version__ = "0.1.0"
 
@@ -74,8 +79,9 @@ _HOMES = {
         "MultiGate",
         "Readout",
         "Site",
+        "State",
     ),
-    "leadline.designs": ("PRESETS", "Design", "resolve"),
+    "leadline.designs": ("PRESETS", "Design", "design"),
     "leadline.errors": ("LeadlineError", "UsageError"),
     "leadline.models": (
         "AttentionConfig",
@@ -95,6 +101,8 @@ _HOMES = {
     ),
     "leadline.norms": ("BHyT", "Derf", "DyT", "LayerNorm", "NoNorm", "NormConfig", "RMSNorm"),
     "leadline.stacks": ("Stack", "StackWatcher", "Unit", "stack_of"),
+    "leadline.experiments": ("compare", "study"),
+    "leadline.training": ("RunConfig", "param_groups", "train"),
 }
 _PARTS = (
     "bench",
@@ -113,6 +121,10 @@ _PARTS = (
 )
 """Whole parts of the library, as in `ll.probes.record(model)`."""
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
+_NAMES_AT_HOME = {"design": "resolve"}
+"""What a name is called in its home, where that differs."""
+_DEPRECATED = {"resolve": "design"}
+"""Old names and the new ones."""
 
 __all__ = [
     "PRESETS",
@@ -142,16 +154,20 @@ __all__ = [
     "RMSNorm",
     "Readout",
     "RepeatConfig",
+    "RunConfig",
     "Site",
     "Stack",
     "StackWatcher",
+    "State",
     "Unit",
     "UsageError",
     "__version__",
     "bench",
+    "compare",
     "connections",
     "cut",
     "data",
+    "design",
     "designs",
     "experiments",
     "fold",
@@ -161,25 +177,32 @@ __all__ = [
     "models",
     "norms",
     "ops",
+    "param_groups",
     "probes",
     "pruning",
-    "resolve",
     "stack_of",
     "stacks",
     "stream_early",
     "stream_tokens",
+    "study",
     "to_dict",
+    "train",
     "training",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _DEPRECATED:
+        new = _DEPRECATED[name]
+        message = f"leadline.{name} is now leadline.{new}; the old name will be removed in 0.2"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        name = new
     if name in _PARTS:
         return importlib.import_module(f"leadline.{name}")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'leadline' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(importlib.import_module(home), _NAMES_AT_HOME.get(name, name))
     globals()[name] = value
     return value
 

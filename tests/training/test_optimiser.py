@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import leadline as ll
 from leadline.designs import ShapeConfig, resolve
 from leadline.models import Decoder
 from leadline.training.optimiser import load_optimiser, make_optimiser, optimiser_tensors, rate_at, split_by_decay
@@ -36,6 +37,34 @@ def test_matrices_alone_decay(design: str) -> None:
 def test_embeddings_decay_when_asked() -> None:
     assert "embed.weight" in split_by_decay(model("mgr"), decay_embeddings=True)[0]
     assert "head.weight" in split_by_decay(model("mgr", tied=False), decay_embeddings=False)[0]
+
+
+def test_param_groups_are_those_of_the_trainer(config: Any) -> None:
+    decoder = model("mhc", tied=False)
+    for decay_embeddings in (False, True):
+        given = make_optimiser(decoder, config(weight_decay=0.3, decay_embeddings=decay_embeddings), 0.01).param_groups
+        found = ll.param_groups(decoder, 0.3, decay_embeddings=decay_embeddings)
+        assert [group["weight_decay"] for group in found] == [0.3, 0.0]
+        for one, other in zip(found, given, strict=True):
+            assert list(map(id, one["params"])) == list(map(id, other["params"]))
+
+
+def test_a_shared_parameter_is_in_one_group_once() -> None:
+    """Tied embeddings, repeated blocks, and a norm that stands twice; a tied head counts as the embedding."""
+    config = resolve("hc").decoder(dataclasses.replace(SHAPE, tied=True), 11)
+    decoder = Decoder(dataclasses.replace(config, repeat=ll.RepeatConfig(last=1, times=2)))
+    body = nn.Linear(3, 3)
+    twice = nn.ModuleDict({"embed": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False), "one": body, "two": body})
+    twice.head.weight = twice.embed.weight
+    for module, matrices in ((decoder, 4 * SHAPE.blocks), (twice, 1)):
+        decayed, plain = (list(map(id, group["params"])) for group in ll.param_groups(module, 0.1))
+        assert len(decayed) == matrices
+        assert sorted(decayed + plain) == sorted(set(map(id, module.parameters())))
+
+
+def test_groups_without_parameters_are_left_out() -> None:
+    assert [group["weight_decay"] for group in ll.param_groups(nn.LayerNorm(3), 0.1)] == [0.0]
+    assert [group["weight_decay"] for group in ll.param_groups(nn.Linear(3, 3, bias=False), 0.1)] == [0.1]
 
 
 def test_adamw(config: Any) -> None:

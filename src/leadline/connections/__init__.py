@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from leadline.connections.additive import Additive
-from leadline.connections.attention_residuals import AttentionResiduals
+from leadline.connections.additive import Additive, AdditiveState
+from leadline.connections.attention_residuals import AttentionResiduals, AttentionState
 from leadline.connections.base import Connection, Depth, Readout, Site, State
-from leadline.connections.hyper import HyperConnections
+from leadline.connections.hyper import HyperConnections, StreamsState
 from leadline.connections.manifold import ManifoldHyperConnections
-from leadline.connections.multi_gate import MultiGate
+from leadline.connections.multi_gate import MultiGate, MultiGateState
 
 CONNECTIONS: dict[str, type[Connection]] = {
     c.kind: c for c in (Additive, AttentionResiduals, MultiGate, HyperConnections, ManifoldHyperConnections)
@@ -17,13 +17,17 @@ CONNECTIONS: dict[str, type[Connection]] = {
 __all__ = [
     "CONNECTIONS",
     "Additive",
+    "AdditiveState",
     "AttentionResiduals",
+    "AttentionState",
     "Connection",
     "Depth",
     "HyperConnections",
     "ManifoldHyperConnections",
     "MultiGate",
+    "MultiGateState",
     "Readout",
     "Site",
     "State",
+    "StreamsState",
 ]

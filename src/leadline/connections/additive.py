@@ -17,17 +17,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leadline.config import kind
-from leadline.connections.base import Connection, Readout, Site, State
+from leadline.connections.base import Connection, Readout, Site
 from leadline.errors import UsageError
 
 
 class AdditiveState(NamedTuple):
-    """The residual stream `x` (..., dim)."""
+    """What travels.
+
+    Attributes:
+        x: the residual stream, (..., dim).
+    """
 
     x: Tensor
 
 
-class AdditiveSite(Site):
+class AdditiveSite(Site[AdditiveState]):
     """Reads the stream and adds the sublayer's output to it.
 
     Parameters, each only where it is used: `norm_gain`, `norm_bias` (dim) of the post-norm; `branch_gain`, of
@@ -74,11 +78,11 @@ class AdditiveSite(Site):
             if self.branch_gain is not None:
                 self.branch_gain.fill_(self.branch_start)
 
-    def read(self, state: State) -> tuple[Tensor, State]:
+    def read(self, state: AdditiveState) -> tuple[Tensor, AdditiveState]:
         """The stream as it is."""
         return state.x, state
 
-    def write(self, state: State, output: Tensor) -> State:
+    def write(self, state: AdditiveState, output: Tensor) -> AdditiveState:
         """The output added to the stream; then the post-norm, its statistics in float32 or wider."""
         x = state.x
         if self.branch_gain is not None:
@@ -98,20 +102,20 @@ class AdditiveSite(Site):
         return F.layer_norm(x.to(wide), x.shape[-1:], gain.to(wide), None if bias is None else bias.to(wide), self.eps)
 
 
-class AdditiveReadout(Readout):
+class AdditiveReadout(Readout[AdditiveState]):
     """The stream itself."""
 
     def __init__(self) -> None:
         super().__init__(scale=1.0)
 
-    def forward(self, state: State) -> Tensor:
+    def forward(self, state: AdditiveState) -> Tensor:
         """x (..., dim)."""
         return state.x
 
 
 @kind("additive")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Additive(Connection):
+class Additive(Connection[AdditiveState]):
     """The residual stream of every Transformer, and its variants.
 
     Attributes:
@@ -158,7 +162,7 @@ class Additive(Connection):
         """The stream starts as the embedding x (..., dim)."""
         return AdditiveState(self.state_tensor(x))
 
-    def pack(self, state: State) -> tuple[Tensor, ...]:
+    def pack(self, state: AdditiveState) -> tuple[Tensor, ...]:
         """One tensor: the stream."""
         return (state.x,)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.config import kind
-from leadline.connections.base import Connection, Readout, Site, State
+from leadline.connections.base import Connection, Readout, Site
 from leadline.errors import UsageError
 from leadline.ops.depth_attention import read_ahead, read_on, read_sources, source_root
 from leadline.ops.next_norm import NextNorm, normed
@@ -202,7 +202,7 @@ class _Reader(nn.Module):
             return {"weights": self._weights(sources, self.query).movedim(0, -1).float()}
 
 
-class AttentionSite(_Reader, Site):
+class AttentionSite(_Reader, Site[AttentionState]):
     """One sublayer's read, and the place that its output takes.
 
     Attributes:
@@ -215,27 +215,27 @@ class AttentionSite(_Reader, Site):
         Site.__init__(self, config.read_scale(sources))
         self._set_up(config, dim, sources, block, **factory)
 
-    def read(self, state: State) -> tuple[Tensor, State]:
+    def read(self, state: AttentionState) -> tuple[Tensor, AttentionState]:
         """The mix of the bank and of this block's partial sum; a partial sum of another block joins the bank first."""
         return self._mix(state.commit(self.block))
 
-    def read_normed(self, state: State, norm: NextNorm) -> tuple[Tensor, State]:
+    def read_normed(self, state: AttentionState, norm: NextNorm) -> tuple[Tensor, AttentionState]:
         """As `read`, with the norm folded into it."""
         return self._mix(state.commit(self.block), norm)
 
-    def write(self, state: State, output: Tensor) -> State:
+    def write(self, state: AttentionState, output: Tensor) -> AttentionState:
         """The output joins the partial sum of this block."""
         bank, roots, partial, place, ahead = state.commit(self.block)
         output = output.to(bank[0].dtype)
         total = partial[0] + output if partial else output
         return AttentionState(bank, roots, (total, *self.config.roots(total)), place, ahead)
 
-    def inspect(self, state: State) -> dict[str, Tensor]:
+    def inspect(self, state: AttentionState) -> dict[str, Tensor]:
         """`weights` of the sources, the embedding first."""
         return self._inspect(state.commit(self.block))
 
 
-class AttentionReadout(_Reader, Readout):
+class AttentionReadout(_Reader, Readout[AttentionState]):
     """One more read, over the bank and the last partial sum."""
 
     takes_norm = True
@@ -244,22 +244,22 @@ class AttentionReadout(_Reader, Readout):
         Readout.__init__(self, config.read_scale(sources))
         self._set_up(config, dim, sources, block, **factory)
 
-    def forward(self, state: State) -> Tensor:
+    def forward(self, state: AttentionState) -> Tensor:
         """x (..., D) in the state's dtype."""
         return self._mix(state)[0]
 
-    def read_normed(self, state: State, norm: NextNorm) -> Tensor:
+    def read_normed(self, state: AttentionState, norm: NextNorm) -> Tensor:
         """As `forward`, with the norm folded into it."""
         return self._mix(state, norm)[0]
 
-    def inspect(self, state: State) -> dict[str, Tensor]:
+    def inspect(self, state: AttentionState) -> dict[str, Tensor]:
         """`weights` of the sources, the embedding first."""
         return self._inspect(state)
 
 
 @kind("attention-residuals")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionResiduals(Connection):
+class AttentionResiduals(Connection[AttentionState]):
     """Attention Residuals, Full or Block.
 
     Attributes:
@@ -318,7 +318,7 @@ class AttentionResiduals(Connection):
         x = self.state_tensor(x)
         return AttentionState((x,), self.roots(x), (), x.new_empty((0, 0)))
 
-    def prefetch(self, state: State, upcoming_sites: Sequence[Site]) -> AttentionState:
+    def prefetch(self, state: AttentionState, upcoming_sites: Sequence[Site]) -> AttentionState:
         """Phase 1 of the reads of `upcoming_sites`: the finished sources are read once for all of them.
 
         Their reads go on from there; a read of another site, and a skip, are what they were. Not for ablations.
@@ -337,7 +337,7 @@ class AttentionResiduals(Connection):
         parts = zip(queries, directions.unbind(0), found.mixes, found.lse, strict=True)
         return state._replace(bank=found.bank, ahead=tuple(ReadAhead(*part, covered) for part in parts))
 
-    def look_ahead(self, state: State, sites: Sequence[Site]) -> Sequence[Site]:
+    def look_ahead(self, state: AttentionState, sites: Sequence[Site]) -> Sequence[Site]:
         """Of the sites to come, those that are worth a `prefetch` now: those of one block, or a few of Full."""
         first = sites[0] if sites else None
         if not isinstance(first, AttentionSite) or any(entry.query is first.query for entry in state.ahead):
@@ -348,7 +348,7 @@ class AttentionResiduals(Connection):
             itertools.takewhile(lambda site: isinstance(site, AttentionSite) and site.block == first.block, sites)
         )
 
-    def pack(self, state: State) -> tuple[Tensor, ...]:
+    def pack(self, state: AttentionState) -> tuple[Tensor, ...]:
         """The bank, the partial sum if there is one, and an empty tensor of shape (0, 1 or 0, block) that says so.
 
         Integers travel in the shape of an empty tensor, so nothing waits for a device.

@@ -14,25 +14,45 @@ the stack is built: no site looks its position up later.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from leadline.connections.scaled_norm import scaled_norm
 from leadline.errors import UsageError
 from leadline.ops.next_norm import NextNorm, normed
 
-State = Any
-"""A connection's own NamedTuple of tensors and tuples of tensors."""
+
+class State(Protocol):
+    """What travels over depth, from `depth.open(x)` through every site to `depth.readout(state)`.
+
+    Each connection has its own, a NamedTuple whose fields are tensors and tuples of tensors, in the dtype that `open`
+    fixed: `AdditiveState`, `AttentionState`, `MultiGateState`, and `StreamsState` (hyper-connections), all in
+    `leadline.connections`. Annotate with `ll.State` whatever takes and returns one, such as a block's `forward`.
+    A state is never changed in place, so an earlier one stays valid; `depth.pack(state)` flattens it.
+    """
+
+    @property
+    def _fields(self) -> tuple[str, ...]: ...
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def __len__(self) -> int: ...
 
 
-class Site(nn.Module):
-    """One sublayer's place in depth. Owns only its own parameters.
+S = TypeVar("S", bound=State)
+
+
+class Read(nn.Module, Generic[S]):
+    """What a site and the readout have in common: they read depth.
 
     Attributes:
         scale: what a read here is worth in residual streams at the zero-query start; the norm that
-            reads it uses `eps * scale**2`.
+            reads it uses `eps * scale**2`, see `norm`.
     """
 
     scale: float
@@ -43,24 +63,28 @@ class Site(nn.Module):
         super().__init__()
         self.scale = scale
 
-    def read(self, state: State) -> tuple[Tensor, State]:
-        """What this sublayer sees of depth: `(h, state)` with h of shape (..., dim) in the state's dtype."""
-        raise TypeError(f"{type(self).__name__} does not define read")
+    def norm(self, norm: nn.Module | float) -> nn.Module:
+        """The norm that follows a read here: `norm` with `eps * scale**2` in place of its eps.
 
-    def read_normed(self, state: State, norm: NextNorm) -> tuple[Tensor, State]:
-        """`read`, with the norm of h in place of h: in one operator where the backend has one, with the same result."""
-        h, state = self.read(state)
-        return normed(h, norm), state
+        With it a start that equals PreNorm's does so exactly: a mean of k sources, whose `scale` is 1/k, is normalised
+        as their sum would be. Call it when the model is built.
 
-    def write(self, state: State, output: Tensor) -> State:
-        """How the sublayer's output, of h's shape, joins depth. The output is cast to the state's dtype."""
-        raise TypeError(f"{type(self).__name__} does not define write")
+        Args:
+            norm: a module, such as `nn.LayerNorm(dim)` or a Hugging Face model's RMSNorm; or a number, the eps of an
+                RMSNorm of any width without a gain: `F.rms_norm(x, x.shape[-1:], eps=eps)`.
 
-    def skip(self, state: State) -> State:
-        """Leaves this sublayer out for the whole batch: no source, no gate, no mixing, no post-norm."""
-        return state
+        Returns:
+            A module. `norm` itself is not changed. The two share their parameters and buffers, so register either:
+            state-dict keys stay those of `norm`. A module without a number `eps` or `variance_epsilon` (nanoGPT's
+            LayerNorm, whose eps is in its code; `nn.RMSNorm` with eps=None) divides its input by `scale` instead,
+            which gives the same up to rounding.
 
-    def inspect(self, state: State) -> dict[str, Tensor]:
+        Raises:
+            UsageError: `norm` is neither a module nor a number of 0 or more.
+        """
+        return scaled_norm(norm, self.scale)
+
+    def inspect(self, state: S) -> dict[str, Tensor]:
         """What the connection would do in a read of `state` here, for probes: detached float tensors by name.
 
         The names used: `weights` (..., sources or streams) for a read's weights, `gates` (..., streams),
@@ -72,34 +96,77 @@ class Site(nn.Module):
         """Sets the starting values, after meta-device construction too."""
 
 
-class Readout(nn.Module):
+class Site(Read[S]):
+    """One sublayer's place in depth. Owns only its own parameters.
+
+    `site(state, sublayer)` reads, calls the sublayer and writes; see `forward`.
+    """
+
+    def forward(self, state: S, sublayer: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Reads depth, calls `sublayer(h, *args, **kwargs)`, and writes what it returns.
+
+            state = self.mlp_site(state, lambda h: self.mlp(self.mlp_norm(h)))
+            state, weights = self.attn_site(state, self.attn, mask, cache=cache)      # this one has its norm inside
+
+        Args:
+            state: from `depth.open` or the site before.
+            sublayer: a norm and what follows it, without `x +`: takes h of shape (..., dim) in the state's dtype and
+                returns a tensor of that shape, or a tuple that begins with one.
+            args, kwargs: passed on to the sublayer.
+
+        Returns:
+            The next state; where the sublayer returned a tuple `(output, *rest)`, the tuple `(state, *rest)`.
+
+        Raises:
+            UsageError: the sublayer returned neither a tensor nor a tuple that begins with one.
+        """
+        h, state = self.read(state)
+        output = sublayer(h, *args, **kwargs)
+        parts = output if isinstance(output, tuple) else (output,)
+        if not parts or not isinstance(parts[0], Tensor):
+            raise UsageError(
+                f"{name_of(sublayer)} returned {type(output).__name__}; "
+                "a sublayer returns a tensor, or a tuple that begins with one"
+            )
+        state = self.write(state, parts[0])
+        return (state, *parts[1:]) if parts is output else state
+
+    def read(self, state: S) -> tuple[Tensor, S]:
+        """What this sublayer sees of depth: `(h, state)` with h of shape (..., dim) in the state's dtype."""
+        raise TypeError(f"{type(self).__name__} does not define read")
+
+    def read_normed(self, state: S, norm: NextNorm) -> tuple[Tensor, S]:
+        """`read`, with the norm of h in place of h: in one operator where the backend has one, with the same result."""
+        h, state = self.read(state)
+        return normed(h, norm), state
+
+    def write(self, state: S, output: Tensor) -> S:
+        """How the sublayer's output, of h's shape, joins depth. The output is cast to the state's dtype."""
+        raise TypeError(f"{type(self).__name__} does not define write")
+
+    def skip(self, state: S) -> S:
+        """Leaves this sublayer out for the whole batch: no source, no gate, no mixing, no post-norm."""
+        return state
+
+
+class Readout(Read[S]):
     """The last read: `readout(state)` gives x of shape (..., dim) for the final norm and the head."""
 
-    scale: float
-    takes_norm: ClassVar[bool] = False
-    """As a site's."""
-
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.scale = scale
-
-    def forward(self, state: State) -> Tensor:
+    def forward(self, state: S) -> Tensor:
         raise TypeError(f"{type(self).__name__} does not define forward")
 
-    def read_normed(self, state: State, norm: NextNorm) -> Tensor:
+    def read_normed(self, state: S, norm: NextNorm) -> Tensor:
         """The norm of x, as `Site.read_normed`."""
         return normed(self(state), norm)
 
-    def inspect(self, state: State) -> dict[str, Tensor]:
-        """As `Site.inspect`."""
-        return {}
 
-    def reset_parameters(self) -> None:
-        """Sets the starting values, after meta-device construction too."""
+def name_of(sublayer: Callable[..., Any]) -> str:
+    """What a message calls a sublayer: its function's name, or its class's."""
+    return getattr(sublayer, "__name__", type(sublayer).__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Connection:
+class Connection(Generic[S]):
     """The whole configuration of how sublayers read from depth and write back.
 
     Attributes:
@@ -144,30 +211,30 @@ class Connection:
     def check(self, dim: int, sublayers: int) -> None:
         """Raises UsageError where the options do not fit; called by `build`."""
 
-    def open(self, x: Tensor) -> State:
+    def open(self, x: Tensor) -> S:
         """The state before the first sublayer. Has no parameters; fixes the dtype that travels."""
         raise TypeError(f"{type(self).__name__} does not define open")
 
-    def prefetch(self, state: State, upcoming_sites: Sequence[Site]) -> State:
+    def prefetch(self, state: S, upcoming_sites: Sequence[Site[S]]) -> S:
         """May compute ahead what the given sites will read; never changes a result."""
         return state
 
-    def look_ahead(self, state: State, sites: Sequence[Site]) -> Sequence[Site]:
+    def look_ahead(self, state: S, sites: Sequence[Site[S]]) -> Sequence[Site[S]]:
         """Of the sites to come, those that are worth a `prefetch` now."""
         return ()
 
-    def pack(self, state: State) -> tuple[Tensor, ...]:
+    def pack(self, state: S) -> tuple[Tensor, ...]:
         """Flushes what is pending and flattens the state for a pipeline hop."""
         raise TypeError(f"{type(self).__name__} does not define pack")
 
-    def unpack(self, tensors: Sequence[Tensor], site: Site | Readout) -> State:
+    def unpack(self, tensors: Sequence[Tensor], site: Site[S] | Readout[S]) -> S:
         """The inverse of `pack`, on the stage that begins with `site`."""
         raise TypeError(f"{type(self).__name__} does not define unpack")
 
-    def make_site(self, index: int, dim: int, sublayers: int, **factory: Any) -> Site:
+    def make_site(self, index: int, dim: int, sublayers: int, **factory: Any) -> Site[S]:
         raise TypeError(f"{type(self).__name__} does not define make_site")
 
-    def make_readout(self, dim: int, sublayers: int, **factory: Any) -> Readout:
+    def make_readout(self, dim: int, sublayers: int, **factory: Any) -> Readout[S]:
         raise TypeError(f"{type(self).__name__} does not define make_readout")
 
     def state_tensor(self, x: Tensor) -> Tensor:
@@ -178,7 +245,10 @@ class Connection:
 class Depth(nn.Module):
     """A connection built for one stack of width `dim`: `sites`, `readout`, and the calls that have no parameters."""
 
-    def __init__(self, connection: Connection, dim: int, sites: Sequence[Site], readout: Readout) -> None:
+    folded: bool = False
+    """Whether `fold` has looked at the sublayers."""
+
+    def __init__(self, connection: Connection[Any], dim: int, sites: Sequence[Site], readout: Readout) -> None:
         super().__init__()
         self.connection = connection
         self.dim = dim

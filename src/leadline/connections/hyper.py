@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.config import kind
-from leadline.connections.base import Connection, Readout, Site, State
+from leadline.connections.base import Connection, Readout, Site
 from leadline.errors import UsageError
 from leadline.ops.next_norm import NextNorm
 from leadline.ops.precision import no_autocast
@@ -27,13 +27,18 @@ from leadline.ops.stream_mixing import StreamRead, hyper_read, write_streams
 
 
 class StreamsState(NamedTuple):
-    """The residual streams (..., N, D); after a read, also the mixing (T, N, N) and post (T, N) of its write."""
+    """What travels.
+
+    Attributes:
+        streams: the residual streams, (..., N, D).
+        pending: after a read, what its write needs: the mixing (T, N, N) and post (T, N), float32 or wider; else empty.
+    """
 
     streams: Tensor
     pending: tuple[Tensor, ...] = ()
 
 
-class StreamsSite(Site):
+class StreamsSite(Site[StreamsState]):
     """One sublayer's place among n streams. A subclass says how it reads."""
 
     takes_norm = True
@@ -47,22 +52,22 @@ class StreamsSite(Site):
         """What this sublayer reads of these streams, normed if there is a norm, and the coefficients of its write."""
         raise TypeError(f"{type(self).__name__} does not define read_streams")
 
-    def read(self, state: State) -> tuple[Tensor, State]:
+    def read(self, state: StreamsState) -> tuple[Tensor, StreamsState]:
         """`h = Σ_i pre_i H_i`. The write's coefficients depend on the same streams, so they are made here and kept."""
         return self._read(state, None)
 
-    def read_normed(self, state: State, norm: NextNorm) -> tuple[Tensor, State]:
+    def read_normed(self, state: StreamsState, norm: NextNorm) -> tuple[Tensor, StreamsState]:
         """As `read`, with the norm folded into it."""
         return self._read(state, norm)
 
-    def _read(self, state: State, norm: NextNorm | None) -> tuple[Tensor, State]:
+    def _read(self, state: StreamsState, norm: NextNorm | None) -> tuple[Tensor, StreamsState]:
         shape = state.streams.shape
         with no_autocast(state.streams):
             found = self.read_streams(state.streams.reshape(-1, self.streams, self.dim), norm)
         new = StreamsState(found.streams.view(shape), (found.mixing, found.post))
         return found.h.view(*shape[:-2], self.dim), new
 
-    def write(self, state: State, output: Tensor) -> State:
+    def write(self, state: StreamsState, output: Tensor) -> StreamsState:
         """`H'_i = Σ_j M_ij H_j + post_i F`.
 
         Raises:
@@ -75,12 +80,12 @@ class StreamsSite(Site):
         new_TND = write_streams(streams_TND, output.reshape(-1, self.dim), mixing, post)
         return StreamsState(new_TND.view(state.streams.shape))
 
-    def skip(self, state: State) -> State:
+    def skip(self, state: StreamsState) -> StreamsState:
         """The streams as they are: neither written nor mixed."""
         return StreamsState(state.streams) if state.pending else state
 
     @torch.no_grad()
-    def inspect(self, state: State) -> dict[str, Tensor]:
+    def inspect(self, state: StreamsState) -> dict[str, Tensor]:
         """`weights` (pre), `gates` (post), `mixing` (from the last index to the one before it) and `streams`."""
         shape = state.streams.shape
         with no_autocast(state.streams):
@@ -94,27 +99,27 @@ class StreamsSite(Site):
         }
 
 
-class StreamsReadout(Readout):
+class StreamsReadout(Readout[StreamsState]):
     """The sum of the streams."""
 
     def __init__(self, streams: int) -> None:
         super().__init__(scale=float(streams))
 
-    def forward(self, state: State) -> Tensor:
+    def forward(self, state: StreamsState) -> Tensor:
         """x (..., D) in the streams' dtype, summed in float32 or wider."""
         streams: Tensor = state.streams
         with no_autocast(streams):
             return streams.sum(-2)
 
     @torch.no_grad()
-    def inspect(self, state: State) -> dict[str, Tensor]:
+    def inspect(self, state: StreamsState) -> dict[str, Tensor]:
         """`weights`, all one, and `streams`."""
         streams = state.streams.detach()
         return {"weights": torch.ones_like(streams[..., 0]).float(), "streams": streams.movedim(-2, 0).float()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StreamsConnection(Connection):
+class StreamsConnection(Connection[StreamsState]):
     """What connections of n equal streams have in common.
 
     Attributes:
@@ -137,7 +142,7 @@ class StreamsConnection(Connection):
         x = self.state_tensor(x)
         return StreamsState(x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1]).contiguous())
 
-    def pack(self, state: State) -> tuple[Tensor, ...]:
+    def pack(self, state: StreamsState) -> tuple[Tensor, ...]:
         """The streams (..., N, D); and the coefficients of a write, if the hop lies between a read and its write."""
         return (state.streams, *state.pending)
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from leadline.config import kind
 from leadline.connections import inversion
-from leadline.connections.base import Connection, Readout, Site, State
+from leadline.connections.base import Connection, Readout, Site
 from leadline.errors import UsageError
 from leadline.ops import multi_gate_step
 from leadline.ops.depth_attention import depth_attention_weights, read_sources
@@ -56,7 +56,7 @@ class MultiGateState(NamedTuple):
         return (self.output[0], self.gates[0]) if self.output else None
 
 
-class MultiGateSite(Site):
+class MultiGateSite(Site[MultiGateState]):
     """One sublayer's place among the streams.
 
     Parameters: `pool_query` (D) at all sites but the first, if n > 1; `gate_query` (D) and `gate_bias` (1) at sites
@@ -98,15 +98,15 @@ class MultiGateSite(Site):
             self.gate_query.zero_()
             self.gate_bias.fill_(self.gate_start)
 
-    def read(self, state: State) -> tuple[Tensor, State]:
+    def read(self, state: MultiGateState) -> tuple[Tensor, MultiGateState]:
         """AttnPool over the live streams, after the pending write; the gates of this sublayer's write with it."""
         return self._read(state, None)
 
-    def read_normed(self, state: State, norm: NextNorm) -> tuple[Tensor, State]:
+    def read_normed(self, state: MultiGateState, norm: NextNorm) -> tuple[Tensor, MultiGateState]:
         """As `read`, with the norm folded into it."""
         return self._read(state, norm)
 
-    def _read(self, state: State, norm: NextNorm | None) -> tuple[Tensor, State]:
+    def _read(self, state: MultiGateState, norm: NextNorm | None) -> tuple[Tensor, MultiGateState]:
         if not state.streams:
             return _pool_live(state.live, self.pool_query, self.config.eps, norm), state
         if self.gate_query is None or self.gate_bias is None:
@@ -118,7 +118,7 @@ class MultiGateSite(Site):
         gates = () if step.gates is None else (step.gates,)
         return step.read, MultiGateState((), (step.streams,), gates, tape=tape)
 
-    def write(self, state: State, output: Tensor) -> State:
+    def write(self, state: MultiGateState, output: Tensor) -> MultiGateState:
         """A new stream while fewer than n live; afterwards a gated write, which waits for the next read.
 
         Raises:
@@ -131,7 +131,7 @@ class MultiGateSite(Site):
         return self.config.gathered((*state.live, output.to(state.live[0].dtype)))
 
     @torch.no_grad()
-    def inspect(self, state: State) -> dict[str, Tensor]:
+    def inspect(self, state: MultiGateState) -> dict[str, Tensor]:
         """`weights` of the pool, `gates` where streams are gated, and the `streams`."""
         streams = _streams(state)
         shown = {"weights": _weights(streams, self.pool_query, self.config.eps), "streams": streams.float()}
@@ -143,7 +143,7 @@ class MultiGateSite(Site):
         return shown
 
 
-class MultiGateReadout(Readout):
+class MultiGateReadout(Readout[MultiGateState]):
     """AttnPool with its own query. Parameters: `pool_query` (D), if n > 1."""
 
     takes_norm = True
@@ -169,21 +169,21 @@ class MultiGateReadout(Readout):
         if self.pool_query is not None:
             self.pool_query.zero_()
 
-    def forward(self, state: State) -> Tensor:
+    def forward(self, state: MultiGateState) -> Tensor:
         """x (..., D) in the streams' dtype."""
         return self._read(state, None)
 
-    def read_normed(self, state: State, norm: NextNorm) -> Tensor:
+    def read_normed(self, state: MultiGateState, norm: NextNorm) -> Tensor:
         """As `forward`, with the norm folded into it."""
         return self._read(state, norm)
 
-    def _read(self, state: State, norm: NextNorm | None) -> Tensor:
+    def _read(self, state: MultiGateState, norm: NextNorm | None) -> Tensor:
         if not state.streams:
             return _pool_live(state.live, self.pool_query, self.config.eps, norm)
         return self.config.last_read(state, self.pool_query, norm)
 
     @torch.no_grad()
-    def inspect(self, state: State) -> dict[str, Tensor]:
+    def inspect(self, state: MultiGateState) -> dict[str, Tensor]:
         """`weights` of the pool and the `streams`."""
         streams = _streams(state)
         return {"weights": _weights(streams, self.pool_query, self.config.eps), "streams": streams.float()}
@@ -191,7 +191,7 @@ class MultiGateReadout(Readout):
 
 @kind("multi-gate")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MultiGate(Connection):
+class MultiGate(Connection[MultiGateState]):
     """Multi-Gate Residuals.
 
     Attributes:
@@ -288,7 +288,11 @@ class MultiGate(Connection):
         return MultiGateState((), (streams,), tape=tape)
 
     def step(
-        self, state: State, pool_query: Tensor | None, gate: tuple[Tensor, Tensor] | None, norm: NextNorm | None
+        self,
+        state: MultiGateState,
+        pool_query: Tensor | None,
+        gate: tuple[Tensor, Tensor] | None,
+        norm: NextNorm | None,
     ) -> tuple[Step, tuple[inversion.Tape, ...]]:
         """A read of n streams, normed where there is a norm, with gates where there is a gate; and the tape of the
         streams after it."""
@@ -300,14 +304,16 @@ class MultiGate(Connection):
         streams, read, gates, tape = self._inverted(state, pool_query, gate)
         return Step(streams, normed(read, norm), gates), (tape,)
 
-    def last_read(self, state: State, pool_query: Tensor | None, norm: NextNorm | None) -> Tensor:
+    def last_read(self, state: MultiGateState, pool_query: Tensor | None, norm: NextNorm | None) -> Tensor:
         """A read of n streams that makes no gates."""
         return self.step(state, pool_query, None, norm)[0].read
 
     def _inverts(self, streams: Tensor) -> bool:
         return self.memory == "invert" and torch.is_grad_enabled() and not streams.is_meta
 
-    def _inverted(self, state: State, pool_query: Tensor | None, gate: tuple[Tensor, Tensor] | None) -> tuple[Any, ...]:
+    def _inverted(
+        self, state: MultiGateState, pool_query: Tensor | None, gate: tuple[Tensor, Tensor] | None
+    ) -> tuple[Any, ...]:
         streams: Tensor = state.streams[0]
         options = inversion.Options(
             self.invert_gate_limit, self.invert_budget, self.invert_anchor_every, self.invert_capacity
@@ -315,7 +321,7 @@ class MultiGate(Connection):
         tape = state.tape[0] if state.tape else None
         return inversion.run_step(streams, state.pending, tape, pool_query, gate, self.gate, self.eps, options)
 
-    def pack(self, state: State) -> tuple[Tensor, ...]:
+    def pack(self, state: MultiGateState) -> tuple[Tensor, ...]:
         """The live streams, each (..., D), after the pending write.
 
         With memory="invert" this side's tape ends here: nothing takes its streams over, so they stay in it.
@@ -371,7 +377,7 @@ def prenorm_gate_bias(streams: int, gate: str, index: int) -> float:
     return -math.log(sources) if gate == "independent" else math.log(sources + 1 - streams)
 
 
-def _streams(state: State) -> Tensor:
+def _streams(state: MultiGateState) -> Tensor:
     """The live streams (k, ..., D) after the pending write."""
     if not state.streams:
         return torch.stack(state.live)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from leadline.training.gradient_share import GradientShare
     from leadline.training.gradient_steps import StepNorms, load_norms
     from leadline.training.loop import train
+    from leadline.training.optimiser import param_groups
     from leadline.training.run_folder import load_model
     from leadline.training.summary import Summary
 
@@ -25,6 +26,7 @@ _HOMES = {
     "load_gradient": "gradient_file",
     "load_model": "run_folder",
     "load_norms": "gradient_steps",
+    "param_groups": "optimiser",
     "train": "loop",
 }
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "load_gradient",
     "load_model",
     "load_norms",
+    "param_groups",
     "train",
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +22,38 @@ def make_optimiser(model: nn.Module, config: RunConfig, learning_rate: float) ->
 
     SGD's decay is PyTorch's: `weight_decay · w` joins the gradient after clipping, and so the momentum.
     """
-    decayed, plain = split_by_decay(model, decay_embeddings=config.optimizer.decay_embeddings)
-    groups = [
-        {"params": list(decayed.values()), "weight_decay": config.optimizer.weight_decay},
-        {"params": list(plain.values()), "weight_decay": 0.0},
-    ]
-    given = [group for group in groups if group["params"]]
+    given = param_groups(model, config.optimizer.weight_decay, decay_embeddings=config.optimizer.decay_embeddings)
     if config.optimizer.optimizer == "sgd":
         # Not fused: that one asks for momentum of all parameters or of none, and a dropped block has none yet.
         return torch.optim.SGD(given, lr=learning_rate, momentum=config.optimizer.sgd_momentum)
     fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
     return torch.optim.AdamW(given, lr=learning_rate, betas=BETAS, eps=EPS, fused=fused)
+
+
+def param_groups(model: nn.Module, weight_decay: float, *, decay_embeddings: bool = False) -> list[dict[str, Any]]:
+    """Parameter groups for `torch.optim.AdamW` and its like: decay for the matrices of sublayers and the head alone.
+
+        optimizer = torch.optim.AdamW(ll.param_groups(model, weight_decay=0.1), lr=3e-4)
+
+    Parameters of connections take no decay, whatever their shape, and neither do embeddings (`nn.Embedding`), norms,
+    biases and anything else of fewer than two dimensions. Every parameter is in one group, once, where modules share it
+    too; a head tied to the embedding counts as the embedding. Source: the choice is ours; nanoGPT decays whatever has
+    two dimensions, so hyper-connections' matrices as well.
+
+    Args:
+        model: any model with connections in it, Leadline's or yours; build the groups after `fully_shard`.
+        weight_decay: of the matrices.
+        decay_embeddings: whether embeddings decay too.
+
+    Returns:
+        One or two groups, `{"params": [...], "weight_decay": ...}`: what decays, and what doesn't.
+    """
+    decayed, plain = split_by_decay(model, decay_embeddings=decay_embeddings)
+    groups = [
+        {"params": list(decayed.values()), "weight_decay": weight_decay},
+        {"params": list(plain.values()), "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def split_by_decay(model: nn.Module, *, decay_embeddings: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
