@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from leadline.designs import PRESETS, Design
     from leadline.designs import resolve as design
     from leadline.errors import LeadlineError, UsageError
-    from leadline.experiments import compare, study
+    from leadline.experiments.calls import compare, study
     from leadline.models import (
         AttentionConfig,
         Decoder,
@@ -101,7 +101,7 @@ _HOMES = {
     ),
     "leadline.norms": ("BHyT", "Derf", "DyT", "LayerNorm", "NoNorm", "NormConfig", "RMSNorm"),
     "leadline.stacks": ("Stack", "StackWatcher", "Unit", "stack_of"),
-    "leadline.experiments": ("compare", "study"),
+    "leadline.experiments.calls": ("compare", "study"),
     "leadline.training": ("RunConfig", "param_groups", "train"),
 }
 _PARTS = (

@@ -297,7 +297,7 @@ def test_a_root_is_worked_out_once_for_a_source(monkeypatch: pytest.MonkeyPatch)
         calls += 1
         return (source.square().mean(-1) + eps).rsqrt()
 
-    for module in ("leadline.connections.attention_residuals", "leadline.ops.depth_attention"):
+    for module in ("leadline.connections.attention_residuals", "leadline.ops.depth_attention.reference"):
         monkeypatch.setattr(sys.modules[module], "source_root", counted)
     x, layers = inputs(6)
     fold(moved(AttentionResiduals(), 6), x, layers)

@@ -40,9 +40,8 @@ def test_the_bodies_for_the_compiler_equal_store(
     streams: int, gate: Gate, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they are; compiling them takes a while, so one case below does."""
-    for module in ("compiled", "inversion"):
-        called = f"leadline.ops.multi_gate.{module}.run"
-        monkeypatch.setattr(called, lambda function, *arguments: function(*arguments))
+    called = "leadline.ops.multi_gate.compiled.run"
+    monkeypatch.setattr(called, lambda function, *arguments: function(*arguments))
     with use_backend("compiled"):
         compare(lambda stack: loss_of(stack()), mgr(gate=gate, streams=streams, **options))
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from leadline.errors import UsageError
 from leadline.ops import Backend, bounded_tanh, bounded_tanh_reuse, depth_attention, multi_gate_step
-from leadline.ops.bodies import compiled_bodies
-from leadline.ops.bounded_tanh.compiled import tanh as fast_tanh
+from leadline.ops.bounded_tanh.bodies import tanh as fast_tanh
 from leadline.ops.choice import chosen, why_not
+from leadline.ops.compiled_body import compiled_bodies
 from leadline.ops.depth_attention import read_sources
 from leadline.ops.depth_attention.compiled import groups
 from leadline.ops.stream_mixing import hyper_read, manifold_read, write_streams

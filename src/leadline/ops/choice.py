@@ -7,8 +7,9 @@
 | compiled | lean, its bodies compiled by Inductor | a CPU with a C++ compiler |
 | triton | fused kernels | CUDA and ROCm with Triton; on a CPU under Triton's interpreter |
 
-A backend asked for by name runs or raises. "auto" takes triton on a GPU where Triton is installed, else lean, and says
-once where it would have taken something faster.
+A backend asked for by name runs or raises, with one exception: where this version of PyTorch lacks a private function
+that compiling takes, "compiled" is lean, and says so once. "auto" takes triton on a GPU where Triton is installed, else
+lean, and says once where it would have taken something faster.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ import warnings
 from collections.abc import Iterator
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from leadline.choices import Backend
 from leadline.errors import UsageError
+from leadline.ops.compiled_body import missing_in_torch
 
 Implementation = Literal["reference", "lean", "compiled", "triton"]
 
@@ -65,6 +68,12 @@ def chosen(backend: Backend, like: Tensor) -> Implementation:
     reason = why_not(backend, like.device.type)
     if reason is not None:
         raise UsageError(f"backend={backend!r} can't run here: {reason}; lean and reference run everywhere")
+    if backend == "compiled":
+        if torch.compiler.is_compiling():  # the outer compiler sees through lean's bodies
+            return "lean"
+        if (missing := missing_in_torch()) is not None:
+            _say_once(f"backend 'compiled' runs as 'lean': torch {torch.__version__} has no {missing}")
+            return "lean"
     return backend
 
 

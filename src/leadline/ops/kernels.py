@@ -7,8 +7,10 @@ Nothing depends on the chip: results are the same on any of one kind.
 from __future__ import annotations
 
 import contextlib
+from typing import NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -21,6 +23,14 @@ VECTOR_BYTES = 16
 """The most that one lane reads at once."""
 MOST_PARTIAL_ROWS = 1024
 TOKENS_A_PARTIAL_ROW = 4
+
+
+class Tile(NamedTuple):
+    """What one step of a kernel's loop holds: `rows` rows, `columns` of width, and the warps that share them."""
+
+    rows: int
+    columns: int
+    warps: int
 
 
 def padded(count: int) -> int:
@@ -64,3 +74,12 @@ def even_rows(dim: int, dtype: torch.dtype) -> bool:
 def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
     """Makes the tensor's GPU the current one, on which Triton launches; nothing on a CPU."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+
+
+@triton.jit
+def row_start(row, inner, outer_stride, inner_stride, EVEN: tl.constexpr):
+    """Where rows start: `leadline.ops.rows.Rows`. EVEN says that all do at multiples of 16."""
+    start = (row // inner).to(tl.int64) * outer_stride + (row % inner).to(tl.int64) * inner_stride
+    if EVEN:
+        start = tl.multiple_of(start, 16)
+    return start

@@ -1,7 +1,7 @@
-"""The RMSNorm that reads what depth gives, folded into the operator that gives it: `y = g h / sqrt(mean h² + eps)`.
+"""The RMSNorm that reads what depth returns, folded into the operator that returns it: `y = g h / sqrt(mean h² + eps)`.
 
 What lies between depth and a sublayer is then one operator: h is not read a second time, forward or backward. Backward,
-with ρ the reciprocal root: `dh = ρ (g dy) − ρ³/D (g dy · h) h`, `dg = Σ_tokens ρ dy h`.
+with ρ the inverse RMS (rstd): `dh = ρ (g dy) − ρ³/D (g dy · h) h`, `dg = Σ_tokens ρ dy h`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,23 @@ class NextNorm(NamedTuple):
     eps: float
 
 
+class BodyNorm(NamedTuple):
+    """The same for a body, with eps as a tensor (1,): one compiled body serves all values."""
+
+    gain: Tensor
+    eps: Tensor
+
+
+def for_body(norm: NextNorm | None, dtype: torch.dtype) -> BodyNorm | None:
+    """The norm of something that flows in `dtype`."""
+    return None if norm is None else BodyNorm(norm.gain, _number(norm.eps, wide(dtype)))
+
+
+def next_norm(gain: Tensor | None, eps: float) -> NextNorm | None:
+    """The norm as an autograd function takes it, apart; None without a gain."""
+    return None if gain is None else NextNorm(gain, eps)
+
+
 def normed(h: Tensor, norm: NextNorm | None) -> Tensor:
     """The norm of h (..., D), in h's dtype, as an operator of its own; h itself without a norm."""
     if norm is None:
@@ -37,28 +54,26 @@ def normed(h: Tensor, norm: NextNorm | None) -> Tensor:
 
 
 @functools.cache
-def number(value: float, dtype: torch.dtype) -> Tensor:
-    """A number as a tensor (1,) on the CPU: one compiled body serves all values."""
+def _number(value: float, dtype: torch.dtype) -> Tensor:
+    """A number as a tensor (1,) on the CPU."""
     with torch.inference_mode(False):
         return torch.tensor([value], dtype=dtype)
 
 
-def norm_rows(h_ND: Tensor, gain_D: Tensor, eps_1: Tensor) -> tuple[Tensor, Tensor]:
+def norm_rows(h_ND: Tensor, norm: BodyNorm) -> tuple[Tensor, Tensor]:
     """In a body: y (N, D) and ρ (N)."""
-    root_N = (h_ND.square().sum(-1) / h_ND.shape[-1] + eps_1).rsqrt()
-    return h_ND * root_N.unsqueeze(-1) * gain_D.to(h_ND.dtype), root_N
+    rstd_N = (h_ND.square().sum(-1) / h_ND.shape[-1] + norm.eps).rsqrt()
+    return h_ND * rstd_N.unsqueeze(-1) * norm.gain.to(h_ND.dtype), rstd_N
 
 
-def norm_rows_back(
-    dy_ND: Tensor, h_ND: Tensor, gain_D: Tensor, eps_1: Tensor, root_N: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def norm_rows_back(dy_ND: Tensor, h_ND: Tensor, norm: BodyNorm, rstd_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """In a body: dh (N, D); what the gain's gradient sums over tokens (N, D); and dh · h = eps ρ³ (g dy · h), (N)."""
-    scaled_ND = dy_ND * gain_D.to(h_ND.dtype)
-    square_N = root_N.square()
+    scaled_ND = dy_ND * norm.gain.to(h_ND.dtype)
+    square_N = rstd_N.square()
     along_N = (scaled_ND * h_ND).sum(-1)
-    unit = root_N.unsqueeze(-1)
+    unit = rstd_N.unsqueeze(-1)
     dh_ND = unit * (scaled_ND - (along_N * square_N / h_ND.shape[-1]).unsqueeze(-1) * h_ND)
-    return dh_ND, unit * dy_ND * h_ND, eps_1 * root_N * square_N * along_N
+    return dh_ND, unit * dy_ND * h_ND, norm.eps * rstd_N * square_N * along_N
 
 
 def over_tokens(parts_ND: Tensor) -> Tensor:

@@ -20,11 +20,11 @@ from leadline.ops.bounded_tanh.kernels import tanh
 from leadline.ops.bounded_tanh.triton import (
     bounded_tanh_reuse_triton,
     bounded_tanh_triton,
-    constants,
     first_site,
     programs,
     second_site,
     site_gradients,
+    tile_for,
 )
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "bounded_tanh.json").read_text())
@@ -266,7 +266,7 @@ def test_two_runs_give_the_same_bits() -> None:
 @each_form
 def test_bytes_moved_at_the_first_site_are_those_stated(tokens: int, dim: int, keep: bool, with_mean: bool) -> None:
     x, gain, lam = [t.detach() for t in first_inputs(tokens, dim, dtype=torch.bfloat16)]
-    shares = programs(tokens, constants(x.dtype, dim))
+    shares = programs(tokens, tile_for(x.dtype, dim))
     small = 1 + (2 + with_mean if keep else 0)
     with tally() as counted:
         y, moment, stats = first_site(x, gain, lam, KAPPA, EPS, with_mean, keep)
@@ -290,7 +290,7 @@ def test_bytes_moved_at_the_first_site_are_those_stated(tokens: int, dim: int, k
 @pytest.mark.parametrize("keep", [True, False])
 def test_bytes_moved_at_the_second_site_are_those_stated(tokens: int, dim: int, keep: bool) -> None:
     x, gain, lam, moment = [t.detach() for t in second_inputs(tokens, dim, dtype=torch.bfloat16)]
-    shares = programs(tokens, constants(x.dtype, dim))
+    shares = programs(tokens, tile_for(x.dtype, dim))
     c = torch.ones(1).expand(tokens)
     with tally() as counted:
         y, stats = second_site(x, gain, lam, lam.clone(), moment.flatten(), c, KAPPA, EPS, keep)

@@ -12,6 +12,7 @@ from triton_interpreter import rounding_to_nearest
 from triton_tally import Tally, tally
 
 from leadline.ops.multi_gate import triton as fused
+from leadline.ops.multi_gate.parts import Parameters, pending_of
 from leadline.ops.multi_gate.reference import multi_gate_step_reference
 from leadline.ops.multi_gate.triton import multi_gate_step_triton, step, step_gradients
 
@@ -76,10 +77,9 @@ class Arguments:
         )
 
     def step(self, kind: str, run: object = multi_gate_step_triton) -> list[Tensor]:
-        pending = None if self.output is None or self.beta is None else (self.output, self.beta)
-        gate = None if self.gate_query is None or self.gate_bias is None else (self.gate_query, self.gate_bias)
+        parameters = Parameters(self.pool_query, self.gate_query, self.gate_bias, kind == "independent", EPS)
         assert callable(run)
-        return [t for t in run(self.streams, pending, self.pool_query, gate, kind, EPS) if t is not None]
+        return [t for t in run(self.streams, pending_of(self.output, self.beta), parameters) if t is not None]
 
     def tensors(self) -> list[Tensor]:
         return [t for t in vars(self).values() if t is not None]
@@ -129,23 +129,19 @@ def test_gradcheck(kind: str) -> None:
 
 
 def plain(
-    streams: Tensor,
-    pending: tuple[Tensor, Tensor] | None,
-    pool: Tensor,
-    gate: tuple[Tensor, Tensor],
-    kind: str,
-    eps: float,
+    streams: Tensor, pending: tuple[Tensor, Tensor] | None, parameters: Parameters
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As plain PyTorch would do it in the streams' dtype."""
     dtype = streams.dtype
+    pool, gate, bias, independent, eps = parameters
     if pending is not None:
         streams = streams + pending[1].to(dtype).unsqueeze(-1) * (pending[0] - streams)
     unit = streams * (streams.float().square().mean(-1, keepdim=True) + eps).rsqrt().to(dtype)
-    scores = [(unit * q.to(dtype)).sum(-1).float() / unit.shape[-1] ** 0.5 for q in (pool, gate[0])]
+    scores = [(unit * q.to(dtype)).sum(-1).float() / unit.shape[-1] ** 0.5 for q in (pool, gate)]
     read = (torch.softmax(scores[0], 0).to(dtype).unsqueeze(-1) * streams).sum(0)
-    carry = gate[1].expand(1, *scores[1].shape[1:])
-    made = torch.sigmoid(scores[1] + gate[1])
-    return streams, read, made if kind == "independent" else torch.softmax(torch.cat((carry, scores[1])), 0)[1:]
+    carry = bias.expand(1, *scores[1].shape[1:])
+    made = torch.sigmoid(scores[1] + bias)
+    return streams, read, made if independent else torch.softmax(torch.cat((carry, scores[1])), 0)[1:]
 
 
 @each_kind
@@ -274,7 +270,7 @@ def test_a_forward_pass_moves_what_is_stated(count: int, tokens: int, dim: int, 
     arguments = Arguments.of(count, tokens, dim, parts="fpg" if flush else "pg", dtype=torch.bfloat16)
     made, counted = counted_step(arguments, keep)
     new, read, _, _ = made
-    programs = fused.programs(tokens, fused.constants(torch.bfloat16, count, dim))
+    programs = fused.programs(tokens, fused.forward_tile(torch.bfloat16, dim))
     parameters = programs * (2 * dim + 1)
     rows, small = count * dim + flush * dim, 4 * count if keep else count
     assert counted.read(arguments.streams) == tokens * count * dim
@@ -296,10 +292,10 @@ def test_a_backward_pass_moves_what_is_stated(count: int, tokens: int, dim: int,
     upstream = torch.ones_like(streams), torch.ones_like(read), torch.ones_like(gates)
     with tally() as counted:
         step_gradients(streams, output, beta, pool, gate, gates, stats, *upstream, False)
-    fixed = fused.backward_constants(torch.bfloat16, count, dim)
-    programs, parts = fused.programs(tokens, fixed), -(-dim // fixed["WIDTH"])
-    tiles = -(-tokens // fixed["TOKENS"])
-    twice = not fixed["HELD"]
+    fixed = fused.backward_tile(torch.bfloat16, dim)
+    programs, parts = fused.programs(tokens, fixed), -(-dim // fixed.columns)
+    tiles = -(-tokens // fixed.rows)
+    twice = not fused.may_hold(count, dim)
     assert twice == (way != "held" or count > 4)
     assert parts == (-(-dim // 4) if way == "parts" else 1)
     assert counted.read(streams) == tokens * count * dim * (1 + twice)

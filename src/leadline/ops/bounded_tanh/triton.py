@@ -10,7 +10,7 @@ Elements moved per token, D wide; m is 1 where the mean counts, else 0:
 | second site, backward | 2D + 2 | D + 1 |
 
 A row stays in registers between its reduction and its result, so nothing is read twice; the second site has no
-reduction forward. Saved for backward: the input by reference and 2 + m numbers a token; the tanh is computed again.
+reduction forward. Saved for backward: the input by reference and 2 + m scalars a token; the tanh is recomputed.
 Parameters are read once a program. A program owns a fixed share of the tokens and writes one row of the gradient of the
 gain and one number of λ's; PyTorch adds them: the same bits every run. Second derivatives raise: take the reference for
 those.
@@ -24,30 +24,28 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from leadline.ops.bounded_tanh.kernels import first_forward, second_forward, site_backward
+from leadline.ops.bounded_tanh import kernels
 from leadline.ops.bounded_tanh.reference import as_wide
-from leadline.ops.kernels import device_of, padded, partial_rows, warps_for, wide_type
+from leadline.ops.kernels import Tile, device_of, padded, partial_rows, warps_for, wide_type
 from leadline.ops.precision import wide
 from leadline.ops.rows import as_strided_rows
 
 
-def constants(dtype: torch.dtype, dim: int) -> dict[str, Any]:
-    """What a kernel is compiled for: a tile of whole rows, about 16 numbers of it in each lane or 8 doubles."""
-    width, double = padded(dim), dtype == torch.float64
+def tile_for(dtype: torch.dtype, dim: int) -> Tile:
+    """Whole rows, about 16 numbers of them in each lane or 8 doubles."""
+    width = padded(dim)
     rows = max(1, 1024 // width)
-    return {
-        "DIM": dim,
-        "WIDE": wide_type(dtype),
-        "LEVELS": 8 if double else 5,
-        "ROWS": rows,
-        "WIDTH": width,
-        "num_warps": warps_for(rows * width, 8 if double else 16),
-    }
+    return Tile(rows, width, warps_for(rows * width, 8 if dtype == torch.float64 else 16))
 
 
-def programs(rows: int, fixed: dict[str, Any]) -> int:
+def programs(rows: int, tile: Tile) -> int:
     """How many share the tokens; a forward pass takes as many as a backward pass."""
-    return min(partial_rows(rows), -(-rows // fixed["ROWS"]))
+    return min(partial_rows(rows), -(-rows // tile.rows))
+
+
+def _form(x: Tensor, tile: Tile, even: bool, **more: Any) -> kernels.Form:
+    levels = 8 if x.dtype == torch.float64 else 5
+    return kernels.Form(x.shape[-1], wide_type(x.dtype), levels, tile.rows, tile.columns, even, **more)
 
 
 def _count(x: Tensor) -> int:
@@ -59,38 +57,22 @@ def first_site(
     x: Tensor, gain: Tensor, lam: Tensor, kappa: float, eps: float, with_mean: bool, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, the second moment, and what the backward pass needs: empty unless it is to be kept."""
-    y, moment, stats = _first_results(x, with_mean, keep)
+    y, moment, stats = _first_results(x, gain, lam, kappa, eps, with_mean, keep)
     if count := _count(x):
-        rows = as_strided_rows(x)
-        fixed = constants(x.dtype, x.shape[-1])
+        rows, tile = as_strided_rows(x), tile_for(x.dtype, x.shape[-1])
+        form = _form(x, tile, rows.even, KAPPA=float(kappa), WITH_MEAN=with_mean, KEEP=keep)
+        given = kernels.Inputs(rows.tensor, gain.contiguous(), lam)
         with device_of(x):
-            first_forward[(programs(count, fixed),)](
-                rows.tensor,
-                gain.contiguous(),
-                lam,
-                y,
-                moment,
-                stats,
-                count,
-                *rows.strides,
-                eps,
-                KAPPA=float(kappa),
-                WITH_MEAN=with_mean,
-                KEEP=keep,
-                EVEN=rows.even,
-                **fixed,
+            kernels.first_forward[(programs(count, tile),)](
+                given, kernels.Results(y, moment, stats), count, *rows.strides, eps, FORM=form, num_warps=tile.warps
             )
     return y, moment, stats
 
 
 @first_site.register_fake
-def _(
+def _first_results(
     x: Tensor, gain: Tensor, lam: Tensor, kappa: float, eps: float, with_mean: bool, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _first_results(x, with_mean, keep)
-
-
-def _first_results(x: Tensor, with_mean: bool, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     moment = x.new_empty((*x.shape[:-1], 1), dtype=wide(x.dtype))
     return x.new_empty(x.shape), moment, _stats(x, 2 + with_mean, keep)
 
@@ -114,44 +96,20 @@ def second_site(
     """y for moment and c as vectors, one element a token; and what the backward pass needs."""
     y, stats = x.new_empty(x.shape), _stats(x, 2, keep)
     if count := _count(x):
-        rows = as_strided_rows(x)
-        fixed = constants(x.dtype, x.shape[-1])
+        rows, tile = as_strided_rows(x), tile_for(x.dtype, x.shape[-1])
+        form = _form(x, tile, rows.even, KAPPA=float(kappa), KEEP=keep)
+        given = kernels.Inputs(rows.tensor, gain.contiguous(), lam, lam_first, moment, c)
+        strides = (*rows.strides, moment.stride(0), c.stride(0))
         with device_of(x):
-            second_forward[(programs(count, fixed),)](
-                rows.tensor,
-                gain.contiguous(),
-                lam,
-                lam_first,
-                moment,
-                c,
-                y,
-                stats,
-                count,
-                *rows.strides,
-                moment.stride(0),
-                c.stride(0),
-                eps,
-                KAPPA=float(kappa),
-                KEEP=keep,
-                EVEN=rows.even,
-                **fixed,
+            kernels.second_forward[(programs(count, tile),)](
+                given, kernels.Results(y, None, stats), count, *strides, eps, FORM=form, num_warps=tile.warps
             )
     return y, stats
 
 
 @second_site.register_fake
-def _(
-    x: Tensor,
-    gain: Tensor,
-    lam: Tensor,
-    lam_first: Tensor,
-    moment: Tensor,
-    c: Tensor,
-    kappa: float,
-    eps: float,
-    keep: bool,
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), _stats(x, 2, keep)
+def _(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), _stats(x, 2, rest[-1])
 
 
 @torch.library.custom_op("leadline::bounded_tanh_gradients", mutates_args=())
@@ -160,43 +118,33 @@ def site_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of x, gain, λ and, at the second site, the second moment; there dmoment is given as None."""
     count, rows, dy_rows = _count(x), as_strided_rows(x), as_strided_rows(dy)
-    fixed = constants(x.dtype, x.shape[-1])
+    tile = tile_for(x.dtype, x.shape[-1])
     dx = x.new_empty(x.shape)
     own = x.new_empty(0 if first else count, dtype=wide(x.dtype))
-    dlam = x.new_empty(programs(count, fixed), dtype=own.dtype)
+    dlam = x.new_empty(programs(count, tile), dtype=own.dtype)
     dgain = x.new_empty((len(dlam), x.shape[-1]), dtype=own.dtype)
     flat = None if dmoment is None else dmoment.reshape(-1)
     through = flat if first else own
     if count:
+        there = {"WITH_MEAN": stats.shape[-1] == 3, "FIRST": first, "DMOMENT": through is not None}
+        form = _form(x, tile, rows.even and dy_rows.even, **there)
+        strides = (*rows.strides, *dy_rows.strides, 0 if through is None else through.stride(0))
         with device_of(x):
-            site_backward[(len(dlam),)](
-                rows.tensor,
-                gain.contiguous(),
-                lam,
-                stats,
-                dy_rows.tensor,
-                through,
-                dx,
-                dgain,
-                dlam,
+            kernels.site_backward[(len(dlam),)](
+                kernels.Inputs(rows.tensor, gain.contiguous(), lam),
+                kernels.Incoming(stats, dy_rows.tensor),
+                kernels.Grads(dx, dgain, dlam, through),
                 count,
-                *rows.strides,
-                *dy_rows.strides,
-                0 if through is None else through.stride(0),
-                FIRST=first,
-                WITH_MEAN=stats.shape[-1] == 3,
-                DMOMENT=through is not None,
-                EVEN=rows.even and dy_rows.even,
-                **fixed,
+                *strides,
+                FORM=form,
+                num_warps=tile.warps,
             )
     return dx, dgain.sum(0).to(gain.dtype), dlam.sum().to(lam.dtype).reshape(lam.shape), own
 
 
 @site_gradients.register_fake
-def _(
-    x: Tensor, gain: Tensor, lam: Tensor, stats: Tensor, dy: Tensor, dmoment: Tensor | None, first: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    own = x.new_empty(0 if first else _count(x), dtype=wide(x.dtype))
+def _(x: Tensor, gain: Tensor, lam: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    own = x.new_empty(0 if rest[-1] else _count(x), dtype=wide(x.dtype))
     return x.new_empty(x.shape), gain.new_empty(gain.shape), lam.new_empty(lam.shape), own
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from leadline.choices import Backend
 from leadline.errors import UsageError
 from leadline.ops.choice import chosen
-from leadline.ops.depth_attention import compiled
 from leadline.ops.depth_attention.ahead import Ahead, read_ahead, read_on
 from leadline.ops.depth_attention.lean import read_few, read_lean
-from leadline.ops.depth_attention.reference import depth_attention_reference, depth_attention_weights, source_root
+from leadline.ops.depth_attention.reference import (
+    depth_attention_reference,
+    depth_attention_weights,
+    source_root,
+    source_roots,
+)
 from leadline.ops.next_norm import NextNorm, normed
 from leadline.ops.precision import few_numbers, no_autocast
 
@@ -73,21 +76,20 @@ def read_sources(
     norm: NextNorm | None = None,
     backend: Backend = "auto",
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """`depth_attention`, and the sources handed on: the same values, to be used from here on.
+    """`depth_attention`, and the sources: the same values, to be used from here on.
 
-    The gradient of every later use then comes back through this operator, which adds its own part to it while it
-    writes. Using the sources that went in instead is right too, and slower.
+    Their gradients then accumulate in place through the read: that of every later use comes back through this operator,
+    which adds its own part while it writes. Using the sources that went in instead is right too, and slower.
 
     Arguments and errors as for `depth_attention`, and:
-        norm: gives the norm of the mix in its place. Backend compiled folds it into the read.
+        norm: the read returns the norm of the mix in its place. Backend compiled folds it into the read.
     """
     if not sources:
         raise UsageError("depth_attention needs at least one source")
     if roots is not None and len(roots) != len(sources):
         raise UsageError(f"depth_attention has {len(sources)} sources and {len(roots)} roots; it needs one for each")
     implementation = chosen(backend, sources[0])
-    if implementation == "compiled" and len(sources) > 1 and few_numbers(sources[0]):
-        return compiled.few(torch.stack(list(sources)), query, key_gain, eps, norm), tuple(sources)
+    compile_bodies = implementation == "compiled"
     with no_autocast(sources[0]):
         if implementation == "reference":
             return normed(depth_attention_reference(sources, query, key_gain, eps), norm), tuple(sources)
@@ -97,8 +99,6 @@ def read_sources(
             mix, handed = read_triton(sources, query, key_gain, eps)
             return normed(mix, norm), handed
         if len(sources) > 1 and few_numbers(sources[0]):
-            return read_few(sources, query, key_gain, eps, norm), tuple(sources)
-        if roots is None:
-            with torch.no_grad():
-                roots = [source_root(source, eps) for source in sources]
-        return read_lean(sources, roots, query, key_gain, norm, compile_bodies=implementation == "compiled")
+            return read_few(sources, query, key_gain, eps, norm, compile_bodies), tuple(sources)
+        roots = source_roots(sources, eps, roots)
+        return read_lean(sources, roots, query, key_gain, norm, compile_bodies=compile_bodies)

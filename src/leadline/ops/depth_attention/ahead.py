@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from leadline.choices import Backend
 from leadline.errors import UsageError
 from leadline.ops.choice import chosen
-from leadline.ops.depth_attention.reference import source_root
+from leadline.ops.depth_attention.reference import source_roots
 from leadline.ops.precision import few_numbers, no_autocast, wide
 
 
@@ -35,7 +35,7 @@ class Ahead(NamedTuple):
     Attributes:
         mixes: O of each reader, (..., D) in the sources' dtype.
         lse: L of each, (...), float32 or wider.
-        bank: the sources handed on (see `read_sources`).
+        bank: the sources, to be used from here on (see `read_sources`).
     """
 
     mixes: tuple[Tensor, ...]
@@ -72,7 +72,7 @@ def read_ahead(
             return Ahead(mixes.unbind(0), lse.unbind(0), tuple(bank))
         if few_numbers(bank[0]):
             return _ahead_few(bank, directions, eps)
-        known = _roots(bank, eps, roots)
+        known = source_roots(bank, eps, roots)
         mixes, lse, *handed = _Ahead.apply(directions, len(bank), *bank, *known)
         return Ahead(mixes.unbind(0), lse.unbind(0), tuple(handed))
 
@@ -87,11 +87,11 @@ def read_on(
     roots: Sequence[Tensor] | None = None,
     backend: Backend = "auto",
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Phase 2: one reader's mix of a bank and of the sources written since; and these sources handed on.
+    """Phase 2: one reader's mix of a bank and of the sources written since; and these sources, to be used from here on.
 
     Args:
         mix, lse: the reader's, from `read_ahead`.
-        sources: any number of (..., D); none gives the mix back.
+        sources: any number of (..., D); with none the mix is returned.
         direction: (D,).
         eps, roots, backend: as for `read_ahead`.
     """
@@ -103,16 +103,9 @@ def read_on(
             return _on_reference(mix, lse, sources, direction, eps), tuple(sources)
         if few_numbers(mix) and len(sources) == 1:
             return _on_few(mix, lse, sources[0], direction, eps), tuple(sources)
-        known = _roots(sources, eps, roots)
+        known = source_roots(sources, eps, roots)
         merged, *handed = _On.apply(mix, lse, direction, len(sources), *sources, *known)
         return merged, tuple(handed)
-
-
-def _roots(sources: Sequence[Tensor], eps: float, roots: Sequence[Tensor] | None) -> Sequence[Tensor]:
-    if roots is not None and len(roots) == len(sources):
-        return roots
-    with torch.no_grad():
-        return [source_root(source, eps) for source in sources]
 
 
 def _ahead_reference(bank: Sequence[Tensor], directions: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -1,15 +1,17 @@
 """Depth attention with a hand-written backward pass. Sources stay where they are: nothing is stacked or copied.
 
-With `r_i = rsqrt(mean v_i² + eps)`, `q = query ⊙ gain`, `s_i = r_i q·v_i`, `p = softmax(s)`, `o = Σ p_i v_i`:
+With the inverse RMS (rstd) `r_i = rsqrt(mean v_i² + eps)`, `q = query ⊙ gain`, `s_i = r_i q·v_i`, `p = softmax(s)`,
+`o = Σ p_i v_i`:
 
     ds_i = p_i (do·v_i − do·o)                  dv_i = p_i do + ds_i r_i (q − (s_i r_i / D) v_i)
     dq = Σ_tokens Σ_i ds_i r_i v_i              dquery = dq ⊙ gain,  dgain = dq ⊙ query
 
-A read hands its sources on: the gradient of all later reads of a source comes back through this one, which adds its own
-part while it writes: no pass goes into adding gradients up. Saved for backward: r and s, 2k numbers a token, and their
-log-sum-exp, beside the sources, which live anyway, and o, which the norm that reads it keeps anyway. Sources of a
-narrower dtype are widened one at a time, and `do·o` is summed from `do·v_i`: a rounded o would ruin dq where few
-sources have sharp weights. The bodies are these, in plain PyTorch, or those of `compiled`.
+A read returns its sources, and gradients accumulate in place through the read: that of all later reads of a source
+comes back through this one, which adds its own part while it writes. No pass goes into adding gradients up. Saved for
+backward: r and s, 2k scalars a token, and their log-sum-exp, beside the sources, which live anyway, and o, which the
+norm that reads it keeps anyway. Sources of a narrower dtype are widened one at a time, and `do·o` is summed from
+`do·v_i`: a rounded o would ruin dq where few sources have sharp weights. The bodies are these, in PyTorch's operators,
+or those of `compiled`, which says why both are kept.
 """
 
 from __future__ import annotations
@@ -18,105 +20,113 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from leadline.ops.body_math import gradient_like
+from leadline.ops.compiled_body import run
 from leadline.ops.depth_attention import compiled
-from leadline.ops.depth_attention.compiled import Forward
-from leadline.ops.next_norm import NextNorm, normed
+from leadline.ops.depth_attention.compiled import Forward, Group, Mixed
+from leadline.ops.next_norm import BodyNorm, NextNorm, for_body, next_norm, norm_rows, normed
 from leadline.ops.precision import no_autocast, wide
 
 
 def read_lean(
     sources: Sequence[Tensor],
-    roots: Sequence[Tensor],
+    rstds: Sequence[Tensor],
     query: Tensor,
     key_gain: Tensor,
     norm: NextNorm | None = None,
     *,
     compile_bodies: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The mix (..., D), normed where there is a norm, and the sources handed on; see `read_sources`."""
+    """The mix (..., D), normed where there is a norm, and the sources to be used from here on; see `read_sources`."""
     if len(sources) == 1:
         only = _OnlySource.apply(sources[0], query, key_gain) if torch.is_grad_enabled() else sources[0]
         return normed(only, norm), (only,)
-    compile_bodies = compile_bodies and not torch.compiler.is_compiling()
-    later = None if compile_bodies else norm
-    gain, eps = (None, 0.0) if norm is None or later is not None else norm
+    now, later = (norm, None) if compile_bodies else (None, norm)
     if torch.is_grad_enabled():
-        mix, *handed = _Read.apply(query, key_gain, gain, eps, len(sources), compile_bodies, *sources, *roots)
+        gain, eps = now or (None, 0.0)
+        mix, *handed = _Read.apply(len(sources), compile_bodies, eps, query, key_gain, gain, *sources, *rstds)
         return normed(mix, later), tuple(handed)
-    direction = query.to(roots[0].dtype) * key_gain.to(roots[0].dtype)
-    mix = _forward(sources, roots, direction, None if gain is None else NextNorm(gain, eps), compile_bodies).out
-    return normed(mix, later), tuple(sources)
+    direction = direction_of(query, key_gain, sources[0])
+    return normed(_forward(sources, rstds, direction, now, compile_bodies).out, later), tuple(sources)
 
 
 def read_few(
-    sources: Sequence[Tensor], query: Tensor, key_gain: Tensor, eps: float, norm: NextNorm | None = None
+    sources: Sequence[Tensor], query: Tensor, key_gain: Tensor, eps: float, norm: NextNorm | None, compile_bodies: bool
 ) -> Tensor:
-    """The mix of a few tokens without gradients: in as few operators as can be, whose number does not grow with the
-    sources. It stacks them, and takes no roots."""
-    stacked = torch.stack(list(sources), dim=-2)
+    """The mix of a few tokens without gradients, from stacked sources and without their inverse RMS: in as few
+    operators as can be, or in one body, for any number of sources."""
+    now, later = (norm, None) if compile_bodies else (None, norm)
+    arguments = (torch.stack(list(sources)), query, key_gain, eps, for_body(now, sources[0].dtype))
+    mix: Tensor = run(_few, *arguments) if compile_bodies else _few(*arguments)
+    return normed(mix, later)
+
+
+def _few(stacked: Tensor, query: Tensor, key_gain: Tensor, eps: float, norm: BodyNorm | None) -> Tensor:
     x = stacked.to(wide(stacked.dtype))
-    direction = query.to(x.dtype) * key_gain.to(x.dtype)
-    weight = torch.matmul(F.rms_norm(x, x.shape[-1:], None, eps), direction).softmax(dim=-1)
-    return normed(torch.matmul(weight.unsqueeze(-2), x).squeeze(-2).to(stacked.dtype), norm)
+    rstd = (x.square().sum(-1) / x.shape[-1] + eps).rsqrt()
+    weight = torch.softmax((x * direction_of(query, key_gain, x)).sum(-1) * rstd, dim=0)
+    mix = (weight.unsqueeze(-1) * x).sum(0)
+    if norm is not None:
+        mix, _ = norm_rows(mix.to(stacked.dtype).to(x.dtype), norm)
+    return mix.to(stacked.dtype)
+
+
+def direction_of(query: Tensor, key_gain: Tensor, like: Tensor) -> Tensor:
+    """`query ⊙ gain` in the dtype of the scores of sources such as `like`."""
+    dtype = wide(like.dtype)
+    return query.to(dtype) * key_gain.to(dtype)
+
+
+def through_direction(ddirection: Tensor, query: Tensor, key_gain: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of query and gain."""
+    dtype = ddirection.dtype
+    return (ddirection * key_gain.to(dtype)).to(query.dtype), (ddirection * query.to(dtype)).to(key_gain.dtype)
 
 
 def _forward(
-    sources: Sequence[Tensor],
-    roots: Sequence[Tensor],
-    direction: Tensor,
-    norm: NextNorm | None,
-    compile_bodies: bool,
+    sources: Sequence[Tensor], rstds: Sequence[Tensor], direction: Tensor, norm: NextNorm | None, compile_bodies: bool
 ) -> Forward:
     """For N tokens; only compiled bodies take a norm."""
     if compile_bodies:
-        return compiled.forward(sources, roots, direction, norm)
-    rows = [source.reshape(-1, source.shape[-1]) for source in sources]
-    mix, score, lse = _plain_forward(rows, [root.reshape(-1) for root in roots], direction)
-    return Forward(mix.view(sources[0].shape), score, lse)
-
-
-def _plain_forward(
-    sources: Sequence[Tensor], roots: Sequence[Tensor], direction: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = direction.dtype
-    score = torch.stack([torch.mv(source.to(dtype), direction) for source in sources]).mul_(torch.stack(list(roots)))
+        return compiled.forward(sources, rstds, direction, norm)
+    dtype, dim = direction.dtype, direction.shape[0]
+    rows = [source.reshape(-1, dim) for source in sources]
+    score = torch.stack([torch.mv(row.to(dtype), direction) for row in rows])
+    score.mul_(torch.stack([rstd.reshape(-1) for rstd in rstds]))
     lse = score.logsumexp(dim=0)
     weight = (score - lse).exp_().unsqueeze(-1)
-    total = sources[0].to(dtype) * weight[0]
-    for source, w in zip(sources[1:], weight[1:].unbind(0), strict=True):
-        total.addcmul_(source.to(dtype), w)
-    return total.to(sources[0].dtype), score, lse
+    total = rows[0].to(dtype) * weight[0]
+    for row, w in zip(rows[1:], weight[1:].unbind(0), strict=True):
+        total.addcmul_(row.to(dtype), w)
+    return Forward(total.to(sources[0].dtype).view(sources[0].shape), score, lse)
 
 
-def _plain_backward(
-    upstream: Tensor,
-    score: Tensor,
-    lse: Tensor,
-    sources: Sequence[Tensor],
-    roots: Sequence[Tensor],
-    handed: Sequence[Tensor] | None,
-    direction: Tensor,
-) -> tuple[list[Tensor], Tensor]:
-    dim, dtype = direction.shape[0], direction.dtype
-    do = upstream.to(dtype)
-    weight = (score - lse).exp_()
+def _backward(read: Mixed, group: Group) -> tuple[list[Tensor], Tensor]:
+    """Gradients of the sources, with those handed in added, and of the direction."""
+    dim, dtype, direction = read.direction.shape[0], read.direction.dtype, read.direction
+    do = read.upstream.reshape(-1, dim).to(dtype)
+    sources = [source.reshape(-1, dim) for source in group.sources]
+    assert group.scores is not None
+    weight = (group.scores - read.lse).exp_()
     products = torch.stack([(do * source).sum(dim=-1) for source in sources])
     pull = (weight * products).sum(dim=0)
-    root = torch.stack(list(roots))
-    along = products.sub_(pull).mul_(weight).mul_(root)
-    back = (along * root).mul_(score).div_(-dim).unsqueeze(-1)
+    rstd = torch.stack([rstd.reshape(-1) for rstd in group.rstds])
+    along = products.sub_(pull).mul_(weight).mul_(rstd)
+    back = (along * rstd).mul_(group.scores).div_(-dim).unsqueeze(-1)
     weights, alongs = weight.unsqueeze(-1), along.unsqueeze(-1)
     grads = []
     ddirection = torch.zeros_like(direction)
     for i, narrow in enumerate(sources):
         source = narrow.to(dtype)
-        grad = do * weights[i] if handed is None else torch.addcmul(handed[i].to(dtype), do, weights[i])
+        if group.handed is None:
+            grad = do * weights[i]
+        else:
+            grad = torch.addcmul(group.handed[i].reshape(-1, dim).to(dtype), do, weights[i])
         grad.addcmul_(alongs[i], direction).addcmul_(source, back[i])
-        grads.append(grad.to(narrow.dtype))
+        grads.append(grad.to(narrow.dtype).view(read.mix.shape))
         ddirection.addmv_(source.t(), along[i])
     return grads, ddirection
 
@@ -138,24 +148,15 @@ class _OnlySource(torch.autograd.Function):
 
 class _Read(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key_gain: Tensor,
-        norm_gain: Tensor | None,
-        norm_eps: float,
-        count: int,
-        compile_bodies: bool,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
-        sources, roots = tensors[:count], tensors[count:]
-        direction = query.to(roots[0].dtype) * key_gain.to(roots[0].dtype)
-        norm = None if norm_gain is None else NextNorm(norm_gain, norm_eps)
-        found = _forward(sources, roots, direction, norm, compile_bodies)
+    def forward(ctx: Any, count: int, compile_bodies: bool, norm_eps: float, *tensors: Any) -> tuple[Tensor, ...]:
+        query, key_gain, norm_gain, *rest = tensors
+        sources, rstds = rest[:count], rest[count:]
+        direction = direction_of(query, key_gain, rstds[0])
+        found = _forward(sources, rstds, direction, next_norm(norm_gain, norm_eps), compile_bodies)
         ctx.set_materialize_grads(False)
         ctx.count, ctx.compile_bodies, ctx.norm_eps = count, compile_bodies, norm_eps
         mix = found.out if found.mix is None else found.mix
-        ctx.save_for_backward(query, key_gain, norm_gain, mix, found.score, found.lse, found.root, *tensors)
+        ctx.save_for_backward(*tensors[:3], mix, found.score, found.lse, found.norm_rstd, *rest)
         return found.out, *(source.view_as(source) for source in sources)
 
     @staticmethod
@@ -164,40 +165,21 @@ class _Read(torch.autograd.Function):
         nothing = (None,) * ctx.count
         if upstream is None:
             return *(None,) * 6, *handed, *nothing
-        with no_autocast(upstream):
-            *dparameters, grads = _Read._gradients(ctx, upstream, handed)
-        return *dparameters, None, None, None, *grads, *nothing
-
-    @staticmethod
-    def _gradients(
-        ctx: Any, upstream: Tensor, handed: Sequence[Tensor | None]
-    ) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
-        query, key_gain, norm_gain, mix, score, lse, norm_root, *tensors = ctx.saved_tensors
-        sources, roots = tensors[: ctx.count], tensors[ctx.count :]
-        dtype, dim = lse.dtype, mix.shape[-1]
-        direction = query.to(dtype) * key_gain.to(dtype)
+        query, key_gain, norm_gain, mix, score, lse, norm_rstd, *tensors = ctx.saved_tensors
+        sources, rstds = tensors[: ctx.count], tensors[ctx.count :]
         added = None
         if any(grad is not None for grad in handed):
             added = [
                 torch.zeros_like(source) if grad is None else grad for grad, source in zip(handed, sources, strict=True)
             ]
         dnorm = None
-        if ctx.compile_bodies:
-            norm = None if norm_gain is None else NextNorm(norm_gain, ctx.norm_eps)
-            grads, ddirection, dnorm = compiled.backward(
-                upstream, mix, score, lse, sources, roots, added, direction, norm, norm_root
-            )
-        else:
-            grads, ddirection = _plain_backward(
-                upstream.reshape(-1, dim),
-                score,
-                lse,
-                [source.reshape(-1, dim) for source in sources],
-                [root.reshape(-1) for root in roots],
-                None if added is None else [grad.reshape(-1, dim) for grad in added],
-                direction,
-            )
-            grads = [grad.view(mix.shape) for grad in grads]
-        dquery = (ddirection * key_gain.to(dtype)).to(query.dtype)
-        dgain = (ddirection * query.to(dtype)).to(key_gain.dtype)
-        return dquery, dgain, None if dnorm is None else dnorm.to(norm_gain.dtype), grads
+        with no_autocast(upstream):
+            read = Mixed(mix, lse, direction_of(query, key_gain, lse), upstream)
+            group = Group(sources, rstds, score, added)
+            if ctx.compile_bodies:
+                norm = next_norm(norm_gain, ctx.norm_eps)
+                grads, ddirection, dnorm = compiled.backward(read, group, norm, norm_rstd)
+            else:
+                grads, ddirection = _backward(read, group)
+            dparameters = through_direction(ddirection, query, key_gain)
+        return None, None, None, *dparameters, gradient_like(dnorm, norm_gain), *grads, *nothing

@@ -16,6 +16,14 @@ def source_root(source: Tensor, eps: float) -> Tensor:
     return (length.square() / source.shape[-1] + eps).rsqrt()
 
 
+def source_roots(sources: Sequence[Tensor], eps: float, roots: Sequence[Tensor] | None) -> Sequence[Tensor]:
+    """Those of all sources, as data: the ones that are known already, if there is one for each."""
+    if roots is not None and len(roots) == len(sources):
+        return roots
+    with torch.no_grad():
+        return [source_root(source, eps) for source in sources]
+
+
 def depth_attention_weights(sources: Sequence[Tensor], query: Tensor, key_gain: Tensor, eps: float) -> Tensor:
     """The softmax weights, (k, ...), in float32 or wider."""
     return torch.softmax(torch.stack([_score(source, query, key_gain, eps) for source in sources]), dim=0)

@@ -9,11 +9,11 @@ from torch import Tensor
 from leadline.choices import Backend
 from leadline.errors import UsageError
 from leadline.ops.choice import chosen
-from leadline.ops.multi_gate import compiled
 from leadline.ops.multi_gate.lean import multi_gate_step_lean
+from leadline.ops.multi_gate.parts import Parameters, Pending
 from leadline.ops.multi_gate.reference import multi_gate_step_reference
 from leadline.ops.next_norm import NextNorm, normed
-from leadline.ops.precision import few_numbers, no_autocast
+from leadline.ops.precision import no_autocast
 
 __all__ = ["GateKind", "Step", "multi_gate_step"]
 
@@ -21,7 +21,7 @@ GateKind = Literal["competitive", "independent"]
 
 
 class Step(NamedTuple):
-    """What a step gives.
+    """What a step returns.
 
     Attributes:
         streams: (N, ..., D) after the pending write.
@@ -58,7 +58,7 @@ def multi_gate_step(
         gate: w_β, (D,), and b, (1,); None makes no gates.
         kind: how scores become gates.
         eps: in `rms(x) = x / sqrt(mean x² + eps)`.
-        norm: gives the norm of h in place of h. Backend compiled folds it into the step.
+        norm: the step returns the norm of h in place of h. Backend compiled folds it into the step.
         backend: see `leadline.ops.choice`.
 
     Raises:
@@ -69,16 +69,17 @@ def multi_gate_step(
     if pool_query is None and streams.shape[0] != 1:
         raise UsageError(f"{streams.shape[0]} streams need a pool query")
     implementation = chosen(backend, streams)
-    if implementation == "compiled" and pool_query is not None and few_numbers(streams):
-        return Step(*compiled.few(streams, pending, pool_query, gate, kind == "independent", eps, norm))
-    arguments = (streams, pending, pool_query, gate, kind, eps)
+    write = None if pending is None else Pending(*pending)
+    query, bias = gate or (None, None)
+    parameters = Parameters(pool_query, query, bias, kind == "independent", eps)
     with no_autocast(streams):
+        arguments = (streams, write, parameters)
         if implementation in ("lean", "compiled"):
-            return Step(*multi_gate_step_lean(*arguments, norm, compile_bodies=implementation == "compiled"))
+            return Step(*multi_gate_step_lean(*arguments, norm, implementation == "compiled"))
         if implementation == "reference":
             step = Step(*multi_gate_step_reference(*arguments))
         else:
             from leadline.ops.multi_gate.triton import multi_gate_step_triton
 
             step = Step(*multi_gate_step_triton(*arguments))
-        return step if norm is None else step._replace(read=normed(step.read, norm))
+        return step._replace(read=normed(step.read, norm))

@@ -64,7 +64,7 @@ class Slot:
             self._check(known)
         return known
 
-    def worked_out(self) -> Tensor | None:
+    def recomputed(self) -> Tensor | None:
         """What was put here by inversion, if anything."""
         return None if self._exact else self._found
 

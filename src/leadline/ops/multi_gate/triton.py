@@ -10,16 +10,16 @@ Elements moved per token for N streams, D wide; [] where nothing is pending:
 | backward, in P parts | (3N + 4) D + (7P + 3) N [(3N + 2) D + (5P + 3) N] | as above |
 
 Forward: a stream's row is flushed, written, scored and added to the pool while it is in registers. The pool's softmax
-is a running one, so that no row is needed twice, for any N and D; 3N of the small numbers are for the backward pass.
+is a running one, so that no row is needed twice, for any N and D; 3N of the scalars are for the backward pass.
 
 Backward: the streams after the flush are not read but made again from those before it. The pool's gradient needs a look
 at all of a token's streams before the first stream's gradient can be written. Up to 4 streams of width 2048 are held in
 registers in between; more are read again from the cache that just brought them: memory itself is read once. Rows wider
 than 4096 are done in parts of 2048, which brings the pending output and the read's gradient a second time as well.
 
-Small numbers (β, gates, roots and scores) lie token by token. Parameters are read once a program, in parts once a
-tile; each program writes one row of the queries' gradients, and PyTorch sums the rows: the same bits every run. Second
-derivatives raise: take the reference for those.
+Per-token scalars (β, gates, inverse RMS and scores) lie token by token. Parameters are read once a program, in parts
+once a tile; each program writes one row of the queries' gradients, and PyTorch sums the rows: the same bits every run.
+Second derivatives raise: take the reference for those.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from leadline.ops.kernels import device_of, padded, partial_rows, warps_for, wide_type
-from leadline.ops.multi_gate.kernels import step_backward, step_forward
+from leadline.ops.body_math import gradient_like
+from leadline.ops.kernels import Tile, device_of, padded, partial_rows, warps_for, wide_type
+from leadline.ops.multi_gate.kernels import Form, Grads, Incoming, Inputs, Results, step_backward, step_forward
+from leadline.ops.multi_gate.parts import Forward, Gradients, Parameters, Pending, Scalars, Upstream, pending_of
 from leadline.ops.precision import wide
-from leadline.ops.rows import Rows, as_strided_rows
+from leadline.ops.rows import as_strided_rows
 
 PER_LANE = 16
 """Numbers of a row in each lane; half as many doubles, and where the backward pass holds a token's streams."""
@@ -43,50 +45,71 @@ WIDEST, PART = 4096, 2048
 """The backward pass goes through wider rows in parts of this width."""
 
 
-def constants(dtype: torch.dtype, count: int, dim: int) -> dict[str, Any]:
-    """What the forward kernel is compiled for: a tile of whole tokens."""
+def forward_tile(dtype: torch.dtype, dim: int) -> Tile:
+    """Whole tokens."""
     width = padded(dim)
     tokens = max(1, 512 // width)
-    return {
-        "COUNT": count,
-        "DIM": dim,
-        "WIDE": wide_type(dtype),
-        "TOKENS": tokens,
-        "WIDTH": width,
-        "STREAMS": padded(count),
-        "num_warps": warps_for(tokens * width, PER_LANE // (2 if dtype == torch.float64 else 1)),
-    }
+    return Tile(tokens, width, warps_for(tokens * width, PER_LANE // (2 if dtype == torch.float64 else 1)))
 
 
-def backward_constants(dtype: torch.dtype, count: int, dim: int) -> dict[str, Any]:
-    """What the backward kernel is compiled for: the same tokens, in parts where rows are wide."""
-    fixed = constants(dtype, count, dim)
-    width = padded(dim) if padded(dim) <= WIDEST else PART
-    hold = count <= MOST_HELD and dim <= WIDEST_HELD
+def backward_tile(dtype: torch.dtype, dim: int) -> Tile:
+    """The same tokens, in parts where rows are wide."""
+    tokens, width, _ = forward_tile(dtype, dim)
+    width = width if width <= WIDEST else PART
     per_lane = PER_LANE // (4 if dtype == torch.float64 else 2 if width <= WIDEST_HELD else 1)
-    return {**fixed, "WIDTH": width, "HELD": hold, "num_warps": warps_for(fixed["TOKENS"] * width, per_lane)}
+    return Tile(tokens, width, warps_for(tokens * width, per_lane))
 
 
-def programs(tokens: int, fixed: dict[str, Any]) -> int:
+def may_hold(count: int, dim: int) -> bool:
+    """Whether the backward pass holds a token's streams, where they are pooled."""
+    return count <= MOST_HELD and dim <= WIDEST_HELD
+
+
+def programs(tokens: int, tile: Tile) -> int:
     """How many share the tokens; a forward pass takes as many as a backward pass."""
-    return min(partial_rows(tokens), -(-tokens // fixed["TOKENS"]))
+    return min(partial_rows(tokens), -(-tokens // tile.rows))
 
 
-class _Small:
-    """β, gates and their gradients: (N, ...) with any strides, as a stride over streams and one over tokens."""
+def _form(streams: Tensor, tile: Tile, parts: tuple[bool, bool, bool, bool], **more: Any) -> Form:
+    flush, pool, gate, independent = parts
+    count, dim = streams.shape[0], streams.shape[-1]
+    return Form(
+        COUNT=count,
+        DIM=dim,
+        WIDE=wide_type(streams.dtype),
+        FLUSH=flush,
+        POOL=pool,
+        GATE=gate,
+        INDEPENDENT=independent,
+        TOKENS=tile.rows,
+        WIDTH=tile.columns,
+        STREAMS=padded(count),
+        PARTS=-(-dim // tile.columns),
+        KINDS=1 + pool + gate,
+        SCALE=dim**-0.5,
+        **more,
+    )
 
-    def __init__(self, tensor: Tensor | None) -> None:
-        self.tensor = None if tensor is None else tensor.reshape(tensor.shape[0], -1)
-        self.strides = (0, 0) if self.tensor is None else self.tensor.stride()
+
+def _scalars(tensor: Tensor | None) -> tuple[Tensor | None, tuple[int, ...]]:
+    """β, gates or their gradients, (N, ...) with any strides; and their strides over streams and over tokens."""
+    if tensor is None:
+        return None, (0, 0)
+    flat = tensor.reshape(tensor.shape[0], -1)
+    return flat, flat.stride()
 
 
 def _rows(tensor: Tensor | None, skip: int = 0) -> tuple[Tensor | None, tuple[int, ...], bool]:
     """A tensor or none of it, its strides (over streams first, if any), and whether they are even."""
     if tensor is None:
         return None, (0,) * skip + (1, 0, 0), True
-    rows: Rows = as_strided_rows(tensor, skip)
+    rows = as_strided_rows(tensor, skip)
     streams = rows.tensor.stride()[:skip]
     return rows.tensor, (*streams, *rows.strides), rows.even and all(stride % 16 == 0 for stride in streams)
+
+
+def _whole(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
 
 
 def _token_major(like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -106,66 +129,37 @@ def step(
     eps: float,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    new, read, gates, stats = _room(streams, output, pool_query, gate_query, keep)
+    """Streams, read, gates and what the backward pass takes; empty where there is none."""
+    results = _room(streams, output, beta, pool_query, gate_query, gate_bias, independent, eps, keep)
     if tokens := streams.shape[1:-1].numel():
         s, s_strides, s_even = _rows(streams, 1)
         f, f_strides, f_even = _rows(output)
-        small = _Small(beta)
-        fixed = constants(streams.dtype, streams.shape[0], streams.shape[-1])
+        b, b_strides = _scalars(beta)
+        tile = forward_tile(streams.dtype, streams.shape[-1])
+        parts = (output is not None, pool_query is not None, gate_query is not None, independent)
         with device_of(streams):
-            step_forward[(programs(tokens, fixed),)](
-                s,
-                f,
-                small.tensor,
-                None if pool_query is None else pool_query.contiguous(),
-                None if gate_query is None else gate_query.contiguous(),
-                gate_bias,
-                new,
-                read,
-                gates,
-                stats,
+            step_forward[(programs(tokens, tile),)](
+                Inputs(s, f, b, _whole(pool_query), _whole(gate_query), gate_bias),
+                Results(*results),
                 tokens,
-                *s_strides,
-                *f_strides,
-                *small.strides,
+                *(*s_strides, *f_strides, *b_strides),
                 eps,
-                FLUSH=output is not None,
-                POOL=pool_query is not None,
-                GATE=gate_query is not None,
-                INDEPENDENT=independent,
-                KEEP=keep,
-                EVEN=s_even and f_even,
-                **fixed,
+                FORM=_form(streams, tile, parts, EVEN=s_even and f_even, KEEP=keep),
+                num_warps=tile.warps,
             )
-    return new, read, gates, stats
+    return results
 
 
 @step.register_fake
-def _(
-    streams: Tensor,
-    output: Tensor | None,
-    beta: Tensor | None,
-    pool_query: Tensor | None,
-    gate_query: Tensor | None,
-    gate_bias: Tensor | None,
-    independent: bool,
-    eps: float,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _room(streams, output, pool_query, gate_query, keep)
-
-
 def _room(
-    streams: Tensor, output: Tensor | None, pool_query: Tensor | None, gate_query: Tensor | None, keep: bool
+    streams: Tensor, output: Tensor | None, beta: Tensor | None, pool_query: Any, gate_query: Any, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Streams, read, gates and what the backward pass needs, unwritten; empty where there is nothing to give."""
     dtype = wide(streams.dtype)
     new = streams.new_empty(streams.shape if output is not None else 0)
-    read = streams.new_empty(streams.shape[1:])
     gates = streams.new_empty(0, dtype=dtype) if gate_query is None else _token_major(streams, dtype)
     kinds = 1 + (pool_query is not None) + (gate_query is not None)
-    kept = (*streams.shape[1:-1], kinds, streams.shape[0]) if keep else (0,)
-    return new, read, gates, streams.new_empty(kept, dtype=dtype)
+    kept = (*streams.shape[1:-1], kinds, streams.shape[0]) if rest[-1] else (0,)
+    return new, streams.new_empty(streams.shape[1:]), gates, streams.new_empty(kept, dtype=dtype)
 
 
 @torch.library.custom_op("leadline::multi_gate_step_backward", mutates_args=())
@@ -182,77 +176,47 @@ def step_gradients(
     dgates: Tensor | None,
     independent: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dtype, count, dim = wide(streams.dtype), streams.shape[0], streams.shape[-1]
-    tokens = streams.shape[1:-1].numel()
-    fixed = backward_constants(streams.dtype, count, dim)
-    fixed["HELD"] &= pool_query is not None and dread is not None
+    """Gradients of streams, output, β, pool query, gate query and bias; empty where there is none."""
+    count, dim, tokens = streams.shape[0], streams.shape[-1], streams.shape[1:-1].numel()
+    pool, gate = pool_query is not None, gate_query is not None
+    tile = backward_tile(streams.dtype, dim)
     dstreams, doutput, dbeta = _gradient_room(streams, output)
-    queries = (pool_query is not None) + (gate_query is not None)
-    dqueries = streams.new_empty((programs(tokens, fixed), queries, dim), dtype=dtype)
-    dbias = streams.new_empty(len(dqueries), dtype=dtype)
+    dqueries = streams.new_empty((programs(tokens, tile), pool + gate, dim), dtype=dbeta.dtype)
+    dbias = streams.new_empty(len(dqueries), dtype=dbeta.dtype)
     if tokens:
         s, s_strides, s_even = _rows(streams, 1)
         f, f_strides, f_even = _rows(output)
-        n, n_strides, n_even = _rows(dnew, 1)
-        h, h_strides, h_even = _rows(dread)
-        small, dsmall = _Small(beta), _Small(dgates)
+        b, b_strides = _scalars(beta)
+        (n, n_strides, n_even), (h, h_strides, h_even), (g, g_strides) = _rows(dnew, 1), _rows(dread), _scalars(dgates)
+        pooled = pool and dread is not None
+        upstream = {"DNEW": dnew is not None, "DREAD": dread is not None}
+        passed = {"POOLED": pooled, "GATED": gate and dgates is not None}
+        held = pooled and may_hold(count, dim)
+        even = s_even and f_even and n_even and h_even
+        parts = (output is not None, pool, gate, independent)
+        made = None if gates is None else gates.movedim(0, -1).contiguous()
         with device_of(streams):
             step_backward[(len(dqueries),)](
-                s,
-                f,
-                small.tensor,
-                None if pool_query is None else pool_query.contiguous(),
-                None if gate_query is None else gate_query.contiguous(),
-                None if gates is None else gates.movedim(0, -1).contiguous(),
-                stats,
-                n,
-                h,
-                dsmall.tensor,
-                dstreams,
-                doutput,
-                dbeta,
-                dqueries,
-                dbias,
+                Inputs(s, f, b, _whole(pool_query), _whole(gate_query), None),
+                Incoming(n, h, g, made, stats),
+                Grads(dstreams, doutput, dbeta, dqueries, dbias),
                 tokens,
-                *s_strides,
-                *f_strides,
-                *small.strides,
-                *n_strides,
-                *h_strides,
-                *dsmall.strides,
-                FLUSH=output is not None,
-                POOL=pool_query is not None,
-                GATE=gate_query is not None,
-                INDEPENDENT=independent,
-                DNEW=dnew is not None,
-                DREAD=dread is not None,
-                DGATES=dgates is not None,
-                EVEN=s_even and f_even and n_even and h_even,
-                **fixed,
+                *(*s_strides, *f_strides, *b_strides, *n_strides, *h_strides, *g_strides),
+                FORM=_form(streams, tile, parts, EVEN=even, HELD=held, **upstream, **passed),
+                num_warps=tile.warps,
             )
     sums = list(dqueries.sum(dim=0).unbind(0))
     dpool = streams.new_empty(0) if pool_query is None else sums.pop(0).to(pool_query.dtype).clone()
     dgate = streams.new_empty(0) if gate_query is None else sums.pop(0).to(gate_query.dtype).clone()
-    dbias = streams.new_empty(0) if gate_query is None else dbias.sum().reshape(1)
+    dbias = dbias.sum().reshape(1) if gate else streams.new_empty(0)
     return dstreams, doutput, dbeta, dpool, dgate, dbias
 
 
 @step_gradients.register_fake
 def _(
-    streams: Tensor,
-    output: Tensor | None,
-    beta: Tensor | None,
-    pool_query: Tensor | None,
-    gate_query: Tensor | None,
-    gates: Tensor | None,
-    stats: Tensor,
-    dnew: Tensor | None,
-    dread: Tensor | None,
-    dgates: Tensor | None,
-    independent: bool,
+    streams: Tensor, output: Tensor | None, beta: Tensor | None, pool_query: Any, gate_query: Any, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dpool = streams.new_empty(0) if pool_query is None else pool_query.new_empty(pool_query.shape)
-    dgate = streams.new_empty(0) if gate_query is None else gate_query.new_empty(gate_query.shape)
+    dpool, dgate = (streams.new_empty(0) if q is None else q.new_empty(q.shape) for q in (pool_query, gate_query))
     dbias = streams.new_empty(0) if gate_query is None else streams.new_empty(1, dtype=wide(streams.dtype))
     return *_gradient_room(streams, output), dpool, dgate, dbias
 
@@ -266,6 +230,23 @@ def _gradient_room(streams: Tensor, output: Tensor | None) -> tuple[Tensor, Tens
     return dstreams, output.new_empty(output.shape), _token_major(streams, dtype)
 
 
+def forward(streams: Tensor, pending: Pending | None, parameters: Parameters, keep: bool) -> tuple[Forward, Tensor]:
+    """The step; and what the backward pass takes, in which the scores and inverse RMS lie together."""
+    *queries, independent, eps = parameters
+    new, read, gates, stats = step(streams, *(pending or (None, None)), *queries, independent, eps, keep)
+    scalars = Scalars(None if parameters.gate_query is None else gates, stats, None, None)
+    return Forward(None if pending is None else new, read, scalars), stats
+
+
+def backward(
+    old: Tensor, pending: Pending | None, parameters: Parameters, gates: Tensor | None, stats: Tensor, given: Upstream
+) -> Gradients:
+    """The gradients; those of what is not there mean nothing."""
+    queries = (parameters.pool_query, parameters.gate_query)
+    rest = (*(pending or (None, None)), *queries, gates, stats, *given, parameters.independent)
+    return Gradients(*step_gradients(old, *rest))
+
+
 class _Step(torch.autograd.Function):
     """Ties the results of `step` to its inputs.
 
@@ -274,61 +255,35 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        streams: Tensor,
-        output: Tensor | None,
-        beta: Tensor | None,
-        pool_query: Tensor | None,
-        gate_query: Tensor | None,
-        gate_bias: Tensor | None,
-        new: Tensor,
-        read: Tensor,
-        made: Tensor,
-        stats: Tensor,
-        kind: str,
+        ctx: Any, independent: bool, new: Tensor | None, read: Tensor, gates: Tensor | None, stats: Tensor, *inputs: Any
     ) -> tuple[Tensor | None, Tensor, Tensor | None]:
         ctx.set_materialize_grads(False)
-        ctx.independent = kind == "independent"
-        gates = None if gate_query is None else made.view_as(made)
-        ctx.save_for_backward(streams, output, beta, pool_query, gate_query, gates, stats, gate_bias)
-        return (None if output is None else new.view_as(new)), read.view_as(read), gates
+        ctx.independent = independent
+        gates = None if gates is None else gates.view_as(gates)
+        ctx.save_for_backward(*inputs, gates, stats)
+        return (None if new is None else new.view_as(new)), read.view_as(read), gates
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, dnew: Tensor | None, dread: Tensor | None, dgates: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        if dnew is None and dread is None and dgates is None:
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+        if all(grad is None for grad in given):
             return (None,) * 11
-        *saved, bias = ctx.saved_tensors
-        _, output, beta, pool_query, gate_query, _, _ = saved
-        ds, df, dbeta, dpool, dgate, dbias = step_gradients(*saved, dnew, dread, dgates, ctx.independent)
-        return (
-            ds,
-            None if output is None else df,
-            None if beta is None else dbeta.to(beta.dtype),
-            None if pool_query is None else dpool,
-            None if gate_query is None else dgate,
-            None if bias is None else dbias.to(bias.dtype).reshape(bias.shape),
-            *(None,) * 5,
-        )
+        *leaves, gates, stats = ctx.saved_tensors
+        streams, output, beta, pool, gate, bias = leaves
+        parameters = Parameters(pool, gate, bias, ctx.independent, eps=0.0)
+        found = backward(streams, pending_of(output, beta), parameters, gates, stats, Upstream(*given))
+        return *(None,) * 5, *map(gradient_like, found, leaves)
 
 
 def multi_gate_step_triton(
-    streams: Tensor,
-    pending: tuple[Tensor, Tensor] | None,
-    pool_query: Tensor | None,
-    gate: tuple[Tensor, Tensor] | None,
-    kind: str,
-    eps: float,
+    streams: Tensor, pending: Pending | None, parameters: Parameters
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Streams, read and gates; see `leadline.ops.multi_gate_step`."""
-    output, beta = pending if pending is not None else (None, None)
-    query, bias = gate if gate is not None else (None, None)
-    parts, keep = (streams, output, beta, pool_query, query, bias), torch.is_grad_enabled()
+    keep = torch.is_grad_enabled()
     with torch.no_grad():
-        new, read, made, stats = step(*parts, kind == "independent", eps, keep)
-    gates = None if query is None else made
+        found, stats = forward(streams, pending, parameters, keep)
+    new, read, gates = found.streams, found.read, found.scalars.gates
     if keep:
-        new, read, gates = _Step.apply(*parts, new, read, made, stats, kind)
-    return (streams if output is None else new), read, gates
+        leaves = (streams, *(pending or (None, None)), *parameters[:3])
+        new, read, gates = _Step.apply(parameters.independent, new, read, gates, stats, *leaves)
+    return (streams if new is None else new), read, gates

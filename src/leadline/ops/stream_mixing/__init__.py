@@ -43,7 +43,7 @@ def hyper_read(
         static_kN: (N + 2, N).
         scale_k: (N + 2).
         eps: in `rms(x) = x / sqrt(mean x² + eps)`, over each stream.
-        norm: gives the norm of h in place of h. Backend compiled folds it into the read.
+        norm: the read returns the norm of h in place of h. Backend compiled folds it into the read.
         backend: see `leadline.ops.choice`.
 
     Raises:
@@ -55,15 +55,15 @@ def hyper_read(
     if weight_kD.shape[0] != n + 2:
         raise UsageError(f"{n} streams need weights of {n + 2} rows, not {weight_kD.shape[0]}")
     implementation = chosen(backend, streams_TND)
-    arguments = (streams_TND, weight_kD, static_kN, scale_k, eps)
+    parameters = (weight_kD, static_kN, scale_k)
     with no_autocast(streams_TND):
         if implementation == "reference":
-            return reads.with_norm(reference.hyper_read(*arguments), norm)
+            return reads.with_norm(reference.hyper_read(streams_TND, *parameters, eps), norm)
         if implementation == "triton":
             from leadline.ops.stream_mixing import triton
 
-            return reads.with_norm(StreamRead(*triton.hyper_read(*arguments)), norm)
-        return reads.hyper_read(*arguments, norm, implementation == "compiled")
+            return reads.with_norm(StreamRead(*triton.hyper_read(streams_TND, *parameters, eps)), norm)
+        return reads.hyper_read(streams_TND, parameters, eps, norm, implementation == "compiled")
 
 
 def manifold_read(
@@ -101,15 +101,15 @@ def manifold_read(
     if kind not in ("sinkhorn", "birkhoff"):
         raise UsageError(f"mixing={kind!r} is unknown; sinkhorn and birkhoff work")
     implementation = chosen(backend, streams_TND)
-    arguments = (streams_TND, weight_kK, bias_k, scale_k, kind, iterations, eps)
+    parameters, rest = (weight_kK, bias_k, scale_k), (kind, iterations, eps)
     with no_autocast(streams_TND):
         if implementation == "reference":
-            return reads.with_norm(reference.manifold_read(*arguments), norm)
+            return reads.with_norm(reference.manifold_read(streams_TND, *parameters, *rest), norm)
         if implementation == "triton":
             from leadline.ops.stream_mixing import triton
 
-            return reads.with_norm(StreamRead(*triton.manifold_read(*arguments)), norm)
-        return reads.manifold_read(*arguments, norm, implementation == "compiled")
+            return reads.with_norm(StreamRead(*triton.manifold_read(streams_TND, *parameters, *rest)), norm)
+        return reads.manifold_read(streams_TND, parameters, *rest, norm, implementation == "compiled")
 
 
 def write_streams(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from leadline.ops.bodies import run
+from leadline.ops.compiled_body import applied
 from leadline.ops.precision import no_autocast
 from leadline.ops.stream_mixing import compiled
 from leadline.ops.stream_mixing.reference import permutations
@@ -50,29 +50,21 @@ def _written_back(
 
 class _WriteStreams(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, streams_TND: Tensor, output_TD: Tensor, mixing_TNN: Tensor, post_TN: Tensor, compile_bodies: bool
-    ) -> Tensor:
+    def forward(ctx: Any, compile_bodies: bool, *tensors: Tensor) -> Tensor:
         ctx.compile_bodies = compile_bodies
-        ctx.save_for_backward(streams_TND, output_TD, mixing_TNN, post_TN)
-        return _run_write(streams_TND, output_TD, mixing_TNN, post_TN, compile_bodies)
+        ctx.save_for_backward(*tensors)
+        return _run_write(compile_bodies, *tensors)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dnew_TND: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
+        body = compiled.write_back if ctx.compile_bodies else _written_back
         with no_autocast(dnew_TND):
-            if ctx.compile_bodies:
-                return *run(compiled.write_back, *saved, dnew_TND), None
-            streams_TND, output_TD, mixing_TNN, post_TN = saved
-            return *_written_back(streams_TND, output_TD, mixing_TNN, post_TN, dnew_TND), None
+            return None, *applied(ctx.compile_bodies, body, *ctx.saved_tensors, dnew_TND)
 
 
-def _run_write(
-    streams_TND: Tensor, output_TD: Tensor, mixing_TNN: Tensor, post_TN: Tensor, compile_bodies: bool
-) -> Tensor:
-    arguments = (streams_TND, output_TD, mixing_TNN, post_TN)
-    result: Tensor = run(compiled.write, *arguments) if compile_bodies else _written(*arguments)
+def _run_write(compile_bodies: bool, *tensors: Tensor) -> Tensor:
+    result: Tensor = applied(compile_bodies, compiled.write if compile_bodies else _written, *tensors)
     return result
 
 
@@ -80,14 +72,12 @@ class _Sinkhorn(torch.autograd.Function):
     """The first iteration is two softmaxes, safe for any logits; after it every sum lies in [1/N, N].
 
     From there a matrix is `a ⊙ K ⊙ b` with one factor a row and one a column, so the backward pass works on vectors and
-    the gradient of K is one sum of outer products. The factors are computed again rather than saved.
+    the gradient of K is one sum of outer products. The factors are recomputed rather than saved.
     """
 
     @staticmethod
     def forward(ctx: Any, logits_NNT: Tensor, iterations: int, compile_bodies: bool) -> Tensor:
-        arguments = (logits_NNT, iterations)
-        found = run(_balanced, *arguments) if compile_bodies else _balanced(*arguments)
-        mixing_NNT, columns_NNT, kernel_NNT = found
+        mixing_NNT, columns_NNT, kernel_NNT = applied(compile_bodies, _balanced, logits_NNT, iterations)
         ctx.save_for_backward(columns_NNT, kernel_NNT)
         ctx.iterations, ctx.compile_bodies = iterations, compile_bodies
         result: Tensor = mixing_NNT
@@ -97,7 +87,7 @@ class _Sinkhorn(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dmixing_NNT: Tensor) -> tuple[Tensor, None, None]:
         arguments = (*ctx.saved_tensors, dmixing_NNT, ctx.iterations)
-        return run(_balanced_back, *arguments) if ctx.compile_bodies else _balanced_back(*arguments), None, None
+        return applied(ctx.compile_bodies, _balanced_back, *arguments), None, None
 
 
 def _balanced(logits_NNT: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,17 +135,16 @@ def write_streams(
     streams_TND: Tensor, output_TD: Tensor, mixing_TNN: Tensor, post_TN: Tensor, compile_bodies: bool = False
 ) -> Tensor:
     """See `leadline.ops.stream_mixing.write_streams`."""
-    compile_bodies = compile_bodies and not torch.compiler.is_compiling()
     if not compile_bodies:
         mixing_TNN, post_TN = mixing_TNN.contiguous(), post_TN.contiguous()
-    if not torch.is_grad_enabled():
-        return _run_write(streams_TND, output_TD, mixing_TNN, post_TN, compile_bodies)
-    return _WriteStreams.apply(streams_TND, output_TD, mixing_TNN, post_TN, compile_bodies)
+    write = _WriteStreams.apply if torch.is_grad_enabled() else _run_write
+    new_TND: Tensor = write(compile_bodies, streams_TND, output_TD, mixing_TNN, post_TN)
+    return new_TND
 
 
 def sinkhorn(logits_NNT: Tensor, iterations: int, compile_bodies: bool = False) -> Tensor:
     """See `leadline.ops.stream_mixing.sinkhorn`."""
-    return _Sinkhorn.apply(logits_NNT, iterations, compile_bodies and not torch.compiler.is_compiling())
+    return _Sinkhorn.apply(logits_NNT, iterations, compile_bodies)
 
 
 _tables: dict[tuple[int, torch.device, torch.dtype], Tensor] = {}

@@ -17,14 +17,14 @@ from leadline.ops.precision import wide
 
 
 class StreamRead(NamedTuple):
-    """What a read of streams gives; the write that follows takes `mixing` and `post`.
+    """What a read of streams returns; the write that follows takes `mixing` and `post`.
 
     Attributes:
         pre: (T, N), float32 or wider, as `mixing` and `post`.
         h: `Σ_i pre_i H_i`, (T, D) in the streams' dtype.
         mixing: M, (T, N, N); the first stream is the one that is written.
         post: (T, N).
-        streams: H, (T, N, D), handed on: to be used from here on, so that their gradient comes back through the read.
+        streams: H, (T, N, D), to be used from here on, so that their gradient accumulates in place through the read.
     """
 
     pre: Tensor
@@ -46,13 +46,7 @@ def hyper_read(streams_TND: Tensor, weight_kD: Tensor, static_kN: Tensor, scale_
 
 
 def manifold_read(
-    streams_TND: Tensor,
-    weight_kK: Tensor,
-    bias_k: Tensor,
-    scale_k: Tensor,
-    kind: str,
-    iterations: int,
-    eps: float,
+    streams_TND: Tensor, weight_kK: Tensor, bias_k: Tensor, scale_k: Tensor, kind: str, iterations: int, eps: float
 ) -> StreamRead:
     """See `leadline.ops.stream_mixing.manifold_read`."""
     n = streams_TND.shape[1]
@@ -90,7 +84,7 @@ def permutations(streams: int, device: torch.device, dtype: torch.dtype) -> Tens
     """All permutation matrices, (N*N, N!), in lexicographic order; row i of each has its one in column p[i]."""
     orders = torch.tensor(list(itertools.permutations(range(streams))), device=device)
     matrices_PNN = torch.nn.functional.one_hot(orders, streams)
-    return matrices_PNN.flatten(1).t().to(dtype)
+    return matrices_PNN.flatten(1).t().to(dtype).contiguous()
 
 
 def birkhoff(logits_PT: Tensor, streams: int) -> Tensor:

@@ -3,7 +3,7 @@
 A program takes a block of tokens. Forward loops over their rows, N·D wide, for the projections and the root mean
 square; stores the projections; makes the coefficients from them; and loops over the rows a second time, from the last
 columns to the first, for `h = Σ_i pre_i H_i`. Backward does likewise: first `dh·H_i`, then the coefficients' gradients,
-then the streams' gradient, to which it adds what the write handed back. A program reads what it has stored itself, a
+then the streams' gradient, to which it adds what came back from the write. A program reads what it has stored itself, a
 few numbers a token, after a barrier. The second look finds the rows in the cache while those of all programs at work
 fit there; programs take fewer tokens where a row is wide. The projections' weight takes its gradient in a kernel of its
 own.
@@ -20,7 +20,7 @@ scales and permutations is left out:
 | weight | T N D, again (B − 1) T N D; C N T k | S k N D in parts |
 
 Where B > 1, backward reads C N T k more: the projections' gradients, a block at a time.
-Saved for backward: the streams by reference, and k + 1 numbers a token: the projections and the root.
+Saved for backward: the streams by reference, and k + 1 scalars a token: the projections and the inverse RMS.
 """
 
 from __future__ import annotations
@@ -34,19 +34,29 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from leadline.errors import UsageError
-from leadline.ops.kernels import device_of, padded, wide_type
+from leadline.ops.kernels import Tile, device_of, padded, wide_type
 from leadline.ops.precision import no_autocast, wide
-from leadline.ops.stream_mixing.reference import permutations
+from leadline.ops.stream_mixing.lean import permutation_table
 from leadline.ops.stream_mixing.triton_hyper import Read
-from leadline.ops.stream_mixing.triton_manifold_kernels import manifold_backward, manifold_forward
+from leadline.ops.stream_mixing.triton_manifold_kernels import (
+    Form,
+    Inputs,
+    manifold_backward,
+    manifold_forward,
+)
 from leadline.ops.stream_mixing.triton_rows import (
-    Tile,
+    Grads,
+    Incoming,
+    Made,
+    Results,
     columns_for,
     exact_product,
     padded_side,
+    results_for,
     rounded_product,
     unit_stride,
     weight_gradient,
+    zeros_for,
 )
 
 MOST_PERMUTED = 5
@@ -69,7 +79,8 @@ def manifold_read(
     """See `leadline.ops.stream_mixing.manifold_read`.
 
     Returns:
-        pre (T, N), h (T, D) in the streams' dtype, mixing (T, N, N), post (T, N), and the streams handed on.
+        pre (T, N), h (T, D) in the streams' dtype, mixing (T, N, N), post (T, N), and the streams, to be used from
+        here on.
 
     Raises:
         UsageError: a kind, a number of streams or of iterations that does not work.
@@ -92,45 +103,28 @@ def manifold_read(
 @torch.library.custom_op("leadline::manifold_read", mutates_args=())
 def forward(
     streams_TND: Tensor, weight_kK: Tensor, bias_k: Tensor, scale_k: Tensor, kind: str, iterations: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """pre, h, mixing, post as `manifold_read`; projections (T, k) and roots (T)."""
-    results = _forward_results(streams_TND, weight_kK, bias_k, scale_k, kind, iterations, eps)
-    tokens, streams, dim = streams_TND.shape
-    if tokens == 0:
-        return results
-    x_TND = unit_stride(streams_TND)
-    tile = manifold_tile(streams, dim, x_TND.dtype, summed=True)
-    with device_of(x_TND):
-        manifold_forward[(triton.cdiv(tokens, tile.rows),)](
-            x_TND,
-            weight_kK,
-            bias_k.contiguous(),
-            scale_k.contiguous(),
-            _table(streams, bias_k) if kind == "birkhoff" else bias_k,
-            *results,
-            tokens,
-            iterations,
-            x_TND.stride(0),
-            x_TND.stride(1),
-            *weight_kK.stride(),
-            EPS=eps,
-            **_sizes(streams, dim, kind, iterations, tile, MOST_COUNTS),
-            WIDE=wide_type(x_TND.dtype),
-            PRECISION=exact_product(x_TND.dtype),
-            num_warps=tile.warps,
-        )
+) -> Made:
+    """pre, h, mixing, post as `manifold_read`; projections (T, k) and inverse RMS (T)."""
+    results = _forward_results(streams_TND, weight_kK)
+    x_TND, tokens = unit_stride(streams_TND), len(streams_TND)
+    if tokens > 0:
+        form, warps = _form(x_TND, kind, iterations, summed=True, EPS=eps)
+        with device_of(x_TND):
+            manifold_forward[(triton.cdiv(tokens, form.TOKENS),)](
+                _inputs(x_TND, weight_kK, bias_k, scale_k, kind),
+                Results(*results),
+                tokens,
+                iterations,
+                FORM=form,
+                num_warps=warps,
+            )
     return results
 
 
 @forward.register_fake
-def _forward_results(
-    streams_TND: Tensor, weight_kK: Tensor, bias_k: Tensor, scale_k: Tensor, kind: str, iterations: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tokens, streams, dim = streams_TND.shape
-    made = weight_kK.new_empty
-    pre_TN, post_TN = (made(tokens, streams) for _ in range(2))
-    h_TD, mixing_TNN = streams_TND.new_empty(tokens, dim), made(tokens, streams, streams)
-    return pre_TN, h_TD, mixing_TNN, post_TN, made(tokens, weight_kK.shape[0]), made(tokens)
+def _forward_results(streams_TND: Tensor, weight_kK: Tensor, *_: Any) -> Made:
+    tokens = streams_TND.shape[0]
+    return results_for(streams_TND, weight_kK, (tokens, weight_kK.shape[0]), (tokens,))
 
 
 @torch.library.custom_op("leadline::manifold_read_backward", mutates_args=())
@@ -149,68 +143,31 @@ def backward(
     y_Tk: Tensor,
     root_T: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the streams, with what is handed in added, and of weight, bias and scale."""
-    tokens, streams, dim = streams_TND.shape
+    """Gradients of the streams, with that of their later uses added, and of weight, bias and scale."""
     x_TND, dh_TD = unit_stride(streams_TND), unit_stride(dh_TD)
-    grad_TND = streams_TND.new_empty(tokens, streams, dim)
-    du_Tk, given_Tk = (torch.empty_like(y_Tk) for _ in range(2))
+    grad_TND, du_Tk, given_Tk = streams_TND.new_empty(streams_TND.shape), torch.empty_like(y_Tk), torch.empty_like(y_Tk)
+    tokens = len(x_TND)
     if tokens > 0:
         handed = grad_TND if handed_TND is None else unit_stride(handed_TND)
-        tile = manifold_tile(streams, dim, x_TND.dtype, summed=False)
+        form, warps = _form(x_TND, kind, iterations, summed=False, HANDED=handed_TND is not None)
+        upstream = (dpre_TN.contiguous(), dh_TD, dmixing_TNN.contiguous(), dpost_TN.contiguous(), handed)
         with device_of(x_TND):
-            manifold_backward[(triton.cdiv(tokens, tile.rows),)](
-                dpre_TN.contiguous(),
-                dh_TD,
-                dmixing_TNN.contiguous(),
-                dpost_TN.contiguous(),
-                handed,
-                x_TND,
-                weight_kK,
-                bias_k.contiguous(),
-                scale_k.contiguous(),
-                _table(streams, bias_k) if kind == "birkhoff" else bias_k,
-                y_Tk,
-                root_T,
-                grad_TND,
-                du_Tk,
-                given_Tk,
+            manifold_backward[(triton.cdiv(tokens, form.TOKENS),)](
+                Incoming(*upstream, y_Tk, root_T, dh_TD.stride(0), *handed.stride()[:2]),
+                _inputs(x_TND, weight_kK, bias_k, scale_k, kind),
+                Grads(grad_TND, du_Tk, given_Tk),
                 tokens,
                 iterations,
-                dh_TD.stride(0),
-                handed.stride(0),
-                handed.stride(1),
-                x_TND.stride(0),
-                x_TND.stride(1),
-                *weight_kK.stride(),
-                **_sizes(streams, dim, kind, iterations, tile, MOST_COUNTS_BACK),
-                STEPS=padded(iterations),
-                HANDED=handed_TND is not None,
-                WIDE=wide_type(x_TND.dtype),
-                PRECISION=rounded_product(x_TND.dtype),
-                num_warps=tile.warps,
+                FORM=form,
+                num_warps=warps,
             )
     dweight_kK = weight_gradient(x_TND, given_Tk, per_stream=False)
     return grad_TND, dweight_kK, du_Tk.sum(0), (du_Tk * y_Tk).sum(0)
 
 
 @backward.register_fake
-def _backward_results(
-    dpre_TN: Tensor,
-    dh_TD: Tensor,
-    dmixing_TNN: Tensor,
-    dpost_TN: Tensor,
-    handed_TND: Tensor | None,
-    streams_TND: Tensor,
-    weight_kK: Tensor,
-    bias_k: Tensor,
-    scale_k: Tensor,
-    kind: str,
-    iterations: int,
-    y_Tk: Tensor,
-    root_T: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dx, dweight, dbias, dscale = (t.new_empty(t.shape) for t in (streams_TND, weight_kK, bias_k, scale_k))
-    return dx, dweight, dbias, dscale
+def _(dpre: Tensor, dh: Tensor, dmixing: Tensor, dpost: Tensor, handed: Tensor | None, *leaves: Any) -> Any:
+    return tuple(leaf.new_empty(leaf.shape) for leaf in leaves[:4])
 
 
 class _ManifoldRead(torch.autograd.Function):
@@ -233,30 +190,11 @@ class _ManifoldRead(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any,
-        dpre_TN: Tensor | None,
-        dh_TD: Tensor | None,
-        dmixing_TNN: Tensor | None,
-        dpost_TN: Tensor | None,
-        handed_TND: Tensor | None,
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
         streams_TND, *parameters, y_Tk, root_T = ctx.saved_tensors
-        tokens, streams, dim = streams_TND.shape
         with no_autocast(streams_TND):
-            grads = backward(
-                y_Tk.new_zeros(tokens, streams) if dpre_TN is None else dpre_TN,
-                streams_TND.new_zeros(tokens, dim) if dh_TD is None else dh_TD,
-                y_Tk.new_zeros(tokens, streams, streams) if dmixing_TNN is None else dmixing_TNN,
-                y_Tk.new_zeros(tokens, streams) if dpost_TN is None else dpost_TN,
-                handed_TND,
-                streams_TND,
-                *parameters,
-                *ctx.mixing,
-                y_Tk,
-                root_T,
-            )
-        return *grads, None, None, None
+            upstream = zeros_for(given, streams_TND, y_Tk)
+            return *backward(*upstream, streams_TND, *parameters, *ctx.mixing, y_Tk, root_T), None, None, None
 
 
 def manifold_tile(streams: int, dim: int, dtype: torch.dtype, summed: bool) -> Tile:
@@ -274,31 +212,33 @@ def manifold_tile(streams: int, dim: int, dtype: torch.dtype, summed: bool) -> T
     return Tile(tokens, columns_for(dim, 64 if few else 32), warps)
 
 
-def _sizes(streams: int, dim: int, kind: str, iterations: int, tile: Tile, most_counts: int) -> dict[str, Any]:
-    """What both kernels are compiled for."""
-    numbers = streams**2 if kind == "sinkhorn" else math.factorial(streams)
-    side = padded(streams)
-    tokens_at_once = max(1, min(tile.rows, MOST_HELD // (side * max(side, padded(iterations)))))
-    return {
-        "STREAMS": streams,
-        "DIM": dim,
-        "NUMBERS": numbers,
-        "SINKHORN": kind == "sinkhorn",
-        "TOKENS": tile.rows,
-        "AT_ONCE": tokens_at_once,
-        "SIDE": side,
-        "ORDERS": padded(numbers),
-        "COUNTS": min(most_counts, padded_side(2 * streams + numbers)),
-        "COLUMNS": tile.columns,
-    }
+def _form(streams_TND: Tensor, kind: str, iterations: int, summed: bool, **more: Any) -> tuple[Form, int]:
+    """What a kernel is compiled for, and its warps."""
+    _, streams, dim = streams_TND.shape
+    tile = manifold_tile(streams, dim, streams_TND.dtype, summed)
+    numbers, side = streams**2 if kind == "sinkhorn" else math.factorial(streams), padded(streams)
+    form = Form(
+        STREAMS=streams,
+        DIM=dim,
+        NUMBERS=numbers,
+        COUNT=2 * streams + numbers,
+        SINKHORN=kind == "sinkhorn",
+        TOKENS=tile.rows,
+        AT_ONCE=max(1, min(tile.rows, MOST_HELD // (side * max(side, padded(iterations))))),
+        SIDE=side,
+        ORDERS=padded(numbers),
+        COUNTS=min(MOST_COUNTS if summed else MOST_COUNTS_BACK, padded_side(2 * streams + numbers)),
+        COLUMNS=tile.columns,
+        STEPS=padded(iterations),
+        WIDE=wide_type(streams_TND.dtype),
+        PRECISION=(exact_product if summed else rounded_product)(streams_TND.dtype),
+        **more,
+    )
+    return form, tile.warps
 
 
-_tables: dict[tuple[int, torch.device, torch.dtype], Tensor] = {}
-
-
-def _table(streams: int, like: Tensor) -> Tensor:
-    """The permutation matrices, (N², N!), made once for a device and dtype."""
-    key = (streams, like.device, like.dtype)
-    if key not in _tables:
-        _tables[key] = permutations(streams, like.device, like.dtype).contiguous()
-    return _tables[key]
+def _inputs(streams_TND: Tensor, weight_kK: Tensor, bias_k: Tensor, scale_k: Tensor, kind: str) -> Inputs:
+    streams = streams_TND.shape[1]
+    table = permutation_table(streams, bias_k.device, bias_k.dtype) if kind == "birkhoff" else bias_k
+    strides = (*streams_TND.stride()[:2], *weight_kK.stride())
+    return Inputs(streams_TND, weight_kK, bias_k.contiguous(), scale_k.contiguous(), table, *strides)

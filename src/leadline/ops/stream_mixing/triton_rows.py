@@ -6,14 +6,16 @@ A *row* is what one root mean square is taken of: one stream of a token (Hyper-C
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import namedtuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from leadline.ops.kernels import device_of, padded, wide_type
+from leadline.ops.kernels import Tile, device_of, padded, wide_type
 from leadline.ops.precision import wide
 
 SMALLEST_PRODUCT = 16
@@ -22,12 +24,31 @@ MOST_SPLITS = 32
 PROGRAMS_WANTED = 512
 
 
-class Tile(NamedTuple):
-    """What one step of a kernel's loop holds: `rows` rows, `columns` of width, and the warps that share them."""
+Results = namedtuple("Results", "pre h mixing post projected roots")
+"""What the forward kernel of a width step writes."""
+Incoming = namedtuple(
+    "Incoming", "dpre dh dmixing dpost handed projected roots dh_stride_t handed_stride_t handed_stride_n"
+)
+"""What its backward kernel reads: gradients, with `handed` that of the streams' later uses; what was kept; strides."""
+Grads = namedtuple("Grads", "streams made slopes")
+"""What it writes: the gradients of the streams and of what the projections made, and what multiplies the streams in the
+weight's gradient."""
+Made = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""The tensors of `Results`."""
 
-    rows: int
-    columns: int
-    warps: int
+
+class _WeightForm(NamedTuple):
+    """What the kernel of `weight_gradient` is compiled for."""
+
+    STREAMS: int
+    DIM: int
+    COUNT: int
+    PER_STREAM: bool
+    ROWS: int
+    COUNTS: int
+    COLUMNS: int
+    WIDE: Any
+    PRECISION: str
 
 
 def exact_product(dtype: torch.dtype) -> str:
@@ -62,6 +83,31 @@ def unit_stride(tensor: Tensor) -> Tensor:
     return tensor if tensor.shape[-1] == 1 or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
+def results_for(streams_TND: Tensor, weight: Tensor, projected: tuple[int, ...], roots: tuple[int, ...]) -> Made:
+    """Unwritten, for projections and inverse RMS of these shapes."""
+    tokens, streams, dim = streams_TND.shape
+    pre_TN, mixing_TNN, post_TN, y, root = (
+        weight.new_empty(shape)
+        for shape in ((tokens, streams), (tokens, streams, streams), (tokens, streams), projected, roots)
+    )
+    return pre_TN, streams_TND.new_empty(tokens, dim), mixing_TNN, post_TN, y, root
+
+
+def zeros_for(given: Sequence[Tensor | None], streams_TND: Tensor, like: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of pre, h, mixing and post, zeros where there are none; and that of the streams' later uses.
+
+    Args:
+        given: as autograd passes them.
+        like: of the coefficients' dtype.
+    """
+    tokens, streams, dim = streams_TND.shape
+    shapes = ((tokens, streams), (tokens, dim), (tokens, streams, streams), (tokens, streams))
+    made = (like, streams_TND, like, like)
+    *four, handed = given
+    whole = (t.new_zeros(shape) if g is None else g for g, t, shape in zip(four, made, shapes, strict=True))
+    return *whole, handed
+
+
 @triton.jit
 def tanh(x):
     """By a series near zero, where `(1 - t) / (1 + t)` would lose digits; `t = exp(-2|x|)` overflows nowhere."""
@@ -91,25 +137,20 @@ def weight_gradient(streams_TND: Tensor, given: Tensor, per_stream: bool) -> Ten
     count_blocks = triton.cdiv(count, counts)
     splits = max(1, min(MOST_SPLITS, PROGRAMS_WANTED // (chunks * count_blocks), triton.cdiv(rows, 4 * tile.rows)))
     partial = given.new_empty(splits, count, width)
+    form = _WeightForm(
+        STREAMS=streams,
+        DIM=dim,
+        COUNT=count,
+        PER_STREAM=per_stream,
+        ROWS=tile.rows,
+        COUNTS=counts,
+        COLUMNS=tile.columns,
+        WIDE=wide_type(streams_TND.dtype),
+        PRECISION=exact_product(streams_TND.dtype),
+    )
     with device_of(streams_TND):
         _weight_gradient_kernel[(chunks, count_blocks, splits)](
-            streams_TND,
-            given,
-            partial,
-            rows,
-            splits,
-            streams_TND.stride(0),
-            streams_TND.stride(1),
-            STREAMS=streams,
-            DIM=dim,
-            COUNT=count,
-            PER_STREAM=per_stream,
-            ROWS=tile.rows,
-            COUNTS=counts,
-            COLUMNS=tile.columns,
-            WIDE=wide_type(streams_TND.dtype),
-            PRECISION=exact_product(streams_TND.dtype),
-            num_warps=tile.warps,
+            streams_TND, given, partial, rows, splits, *streams_TND.stride()[:2], FORM=form, num_warps=tile.warps
         )
     return partial.sum(0) if splits > 1 else partial[0]
 
@@ -122,50 +163,35 @@ def weight_tile(dim: int, count: int, dtype: torch.dtype) -> Tile:
 
 
 @triton.jit(do_not_specialize=["rows", "splits"])
-def _weight_gradient_kernel(
-    streams,
-    given,
-    partial,
-    rows,
-    splits,
-    stride_t,
-    stride_n,
-    STREAMS: tl.constexpr,
-    DIM: tl.constexpr,
-    COUNT: tl.constexpr,
-    PER_STREAM: tl.constexpr,
-    ROWS: tl.constexpr,
-    COUNTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def _weight_gradient_kernel(streams, given, partial, rows, splits, stride_t, stride_n, FORM: tl.constexpr):
     chunk, split = tl.program_id(0), tl.program_id(2)
-    count = tl.program_id(1) * COUNTS + tl.arange(0, COUNTS)
-    if PER_STREAM:
+    count = tl.program_id(1) * FORM.COUNTS + tl.arange(0, FORM.COUNTS)
+    if FORM.PER_STREAM:
         stream = 0
-        column = chunk * COLUMNS + tl.arange(0, COLUMNS)
+        column = chunk * FORM.COLUMNS + tl.arange(0, FORM.COLUMNS)
     else:
-        stream = chunk % STREAMS
-        column = (chunk // STREAMS) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < DIM
-    total = tl.zeros([COUNTS, COLUMNS], WIDE)
-    for block in range(split, tl.cdiv(rows, ROWS), splits):
-        row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        if PER_STREAM:
-            start = row // STREAMS * stride_t + row % STREAMS * stride_n
+        stream = chunk % FORM.STREAMS
+        column = (chunk // FORM.STREAMS) * FORM.COLUMNS + tl.arange(0, FORM.COLUMNS)
+    inside = column < FORM.DIM
+    total = tl.full([FORM.COUNTS, FORM.COLUMNS], 0, FORM.WIDE)
+    for block in range(split, tl.cdiv(rows, FORM.ROWS), splits):
+        row = (block * FORM.ROWS + tl.arange(0, FORM.ROWS)).to(tl.int64)
+        if FORM.PER_STREAM:
+            start = row // FORM.STREAMS * stride_t + row % FORM.STREAMS * stride_n
         else:
             start = row * stride_t + stream * stride_n
         live = row < rows
         x = tl.load(streams + start[:, None] + column[None, :], mask=live[:, None] & inside[None, :], other=0.0)
         g = tl.load(
-            given + row[None, :] * COUNT + count[:, None], mask=live[None, :] & (count < COUNT)[:, None], other=0.0
+            given + row[None, :] * FORM.COUNT + count[:, None],
+            mask=live[None, :] & (count < FORM.COUNT)[:, None],
+            other=0.0,
         )
-        total = tl.dot(g, x.to(WIDE), total, input_precision=PRECISION, out_dtype=WIDE)
-    width = DIM if PER_STREAM else STREAMS * DIM
-    at = (split * COUNT + count).to(tl.int64) * width
+        total = tl.dot(g, x.to(FORM.WIDE), total, input_precision=FORM.PRECISION, out_dtype=FORM.WIDE)
+    width = FORM.DIM if FORM.PER_STREAM else FORM.STREAMS * FORM.DIM
+    at = (split * FORM.COUNT + count).to(tl.int64) * width
     tl.store(
-        partial + at[:, None] + stream * DIM + column[None, :],
+        partial + at[:, None] + stream * FORM.DIM + column[None, :],
         total,
-        mask=(count < COUNT)[:, None] & inside[None, :],
+        mask=(count < FORM.COUNT)[:, None] & inside[None, :],
     )

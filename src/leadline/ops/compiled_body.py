@@ -5,10 +5,16 @@ An autograd function calls it and decides what is saved. Each body is compiled o
 streams, which parts are there, dtypes) and for any number of tokens and any width: that takes a second or two, once a
 process. A compiled body is called without Dynamo's guards, which cost several times more than the call itself where
 tokens are few: what they would check is in the key under which the body is kept.
+
+PyTorch has no public way to do this. The private functions it takes are listed in `PRIVATE`; where this version of
+PyTorch lacks one of them, `leadline.ops.choice` takes `lean` and says so once.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import itertools
 import operator
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -29,6 +35,31 @@ MOST_SEEN = 4096
 _tracing: list[list[Tensor]] = []
 """What the body that is being traced has put into `once`."""
 
+PRIVATE = {
+    "torch._guards": ("TracingContext", "tracing"),
+    "torch._inductor.config": ("size_asserts", "cpp.threads"),
+    "torch._inductor.compile_fx": ("compile_fx_inner",),
+    "torch._inductor.decomposition": ("select_decomp_table",),
+    "torch.fx.experimental.proxy_tensor": ("make_fx",),
+    "torch.fx.experimental.symbolic_shapes": (
+        "ShapeEnv.produce_guards_expression",
+        "ShapeEnv.evaluate_guards_expression",
+    ),
+}
+"""What compiling takes of PyTorch beside its public functions: modules and names in them."""
+
+
+@functools.cache
+def missing_in_torch() -> str | None:
+    """The first of `PRIVATE` that this version of PyTorch lacks; None where all are there."""
+    for module, names in PRIVATE.items():
+        for name in names:
+            try:
+                operator.attrgetter(name)(importlib.import_module(module))
+            except (ImportError, AttributeError):
+                return f"{module}.{name}"
+    return None
+
 
 def compiled_bodies() -> int:
     """How many bodies this process has compiled."""
@@ -36,7 +67,7 @@ def compiled_bodies() -> int:
 
 
 def once(*tensors: Tensor) -> None:
-    """Has these worked out once and kept, where a body is compiled: a token's numbers, before the loop over its row.
+    """Has these computed once and kept, where a body is compiled: per-token scalars, before the loop over the row.
 
     Without it Inductor puts their arithmetic into that loop and repeats it for every few numbers of the row.
     """
@@ -44,8 +75,18 @@ def once(*tensors: Tensor) -> None:
         _tracing[-1] += tensors
 
 
+def tracing() -> bool:
+    """Whether a body is being traced, to be compiled."""
+    return len(_tracing) > 0
+
+
+def applied(compile_body: bool, function: Body, *arguments: Any) -> Any:
+    """What a body returns, run as it is or compiled."""
+    return run(function, *arguments) if compile_body else function(*arguments)
+
+
 def run(function: Body, *arguments: Any) -> Any:
-    """What the compiled form of `function` gives.
+    """What the compiled form of `function` returns.
 
     Args:
         function: a body.
@@ -54,16 +95,8 @@ def run(function: Body, *arguments: Any) -> Any:
     Not inside `torch.compile`: there a body is called as it is, and the outer compiler sees through it.
     """
     tensors: list[Tensor] = []
-    exact: list[Any] = [function]
-    for argument in arguments:
-        if isinstance(argument, Tensor):
-            tensors.append(argument)
-            exact += argument.shape, argument.stride(), argument.dtype
-        elif isinstance(argument, list | tuple):
-            exact.append(_exact(argument, tensors))
-        else:
-            exact.append(argument)
-    found = _seen.get(tuple(exact))
+    exact = (function, _exact(arguments, tensors))
+    found = _seen.get(exact)
     if found is None:
         if any(tensor.numel() == 0 for tensor in tensors):
             return function(*arguments)
@@ -74,7 +107,7 @@ def run(function: Body, *arguments: Any) -> Any:
             _bodies[form].append(found)
         if len(_seen) >= MOST_SEEN:
             _seen.clear()
-        _seen[tuple(exact)] = found
+        _seen[exact] = found
     return found(tensors)
 
 
@@ -176,19 +209,12 @@ class Compiled:
         return self.guards is None or bool(self.shapes.evaluate_guards_expression(self.guards, tensors))
 
     def __call__(self, tensors: list[Tensor]) -> Any:
-        """What the body gives for these tensors; empties the list."""
+        """What the body returns for these tensors; empties the list."""
         flat = self.call(tensors)
         if self.shape is None:
             return flat[0]
-        results: list[Any] = []
-        at = 0
-        for count in self.shape:
-            if count is None:
-                results.append(None)
-            elif count < 0:
-                results.append(flat[at])
-                at += 1
-            else:
-                results.append(list(flat[at : at + count]))
-                at += count
-        return results
+        results = iter(flat)
+        return [
+            None if count is None else next(results) if count < 0 else list(itertools.islice(results, count))
+            for count in self.shape
+        ]

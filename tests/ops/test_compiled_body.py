@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
 
-from leadline.ops.bodies import Compiled, compiled_bodies, once, run
-from leadline.ops.choice import why_not
+from leadline.ops import choice, depth_attention
+from leadline.ops.choice import chosen, why_not
+from leadline.ops.compiled_body import PRIVATE, Compiled, compiled_bodies, missing_in_torch, once, run
 
 reason = why_not("compiled", "cpu")
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
@@ -94,3 +99,49 @@ def test_what_is_worked_out_once_has_a_buffer_and_is_no_result() -> None:
     torch.testing.assert_close(found[0], want[0])
     torch.testing.assert_close(found[2], want[2])
     assert len(Compiled(shared_out, (x,)).call([x])) == 3  # x's share, and the two results
+
+
+@pytest.fixture
+def _nothing_known() -> Iterator[None]:
+    """As in a process that has not looked at PyTorch yet, nor warned."""
+    for cached in (missing_in_torch, choice._say_once):
+        cached.cache_clear()
+    yield
+    for cached in (missing_in_torch, choice._say_once):
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("_nothing_known")
+def test_this_version_of_pytorch_has_all_that_compiling_takes() -> None:
+    assert missing_in_torch() is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert chosen("compiled", torch.zeros(2)) == "compiled"
+
+
+@pytest.mark.usefixtures("_nothing_known")
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in PRIVATE.items() for name in names])
+def test_where_pytorch_lacks_a_private_function_lean_runs_and_says_so_once(
+    module: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *owners, last = name.split(".")
+    owner = importlib.import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    if module != "torch._inductor.config":
+        monkeypatch.delattr(owner, last)
+    else:  # its options can't be deleted
+        monkeypatch.setitem(PRIVATE, module, ("an_option_of_another_version",))
+        name = "an_option_of_another_version"
+    x, query = torch.randn(3, 4, 40, requires_grad=True), torch.randn(40)
+    before = compiled_bodies()
+    with pytest.warns(UserWarning, match="runs as 'lean'") as said:
+        found = [depth_attention(x.unbind(0), query, query, 1e-6, backend="compiled") for _ in range(2)]
+    assert [str(warning.message) for warning in said] == [
+        f"backend 'compiled' runs as 'lean': torch {torch.__version__} has no {module}.{name}"
+    ]
+    assert compiled_bodies() == before
+    truth = depth_attention(x.unbind(0), query, query, 1e-6, backend="lean")
+    for mix in found:
+        assert torch.equal(mix, truth)
+        assert torch.equal(*(torch.autograd.grad(t.square().sum(), x, retain_graph=True)[0] for t in (mix, truth)))
