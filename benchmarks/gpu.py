@@ -43,8 +43,8 @@ from leadline.bench.table import print_result
 from leadline.choices import Backend
 from leadline.experiments.machine import describe_machine
 from leadline.files import write_json
-from leadline.medians import median_of
 from leadline.ops.choice import why_not
+from leadline.statistics import median_of
 
 EXACT = 1e-9
 TIMES_PLAIN = 2.0

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 from leadline.errors import UsageError, did_you_mean
+from leadline.report.words import listed
 
 T = TypeVar("T")
 MOST = 10**18
@@ -107,7 +108,7 @@ class Checked:
             if limits is not None:
                 limits.check(name, value, whole)
             elif choices and value not in choices:
-                raise UsageError(f"{name}={value} is not known; {listed(choices)} work")
+                raise UsageError(f"{name}={value} is not known; {listed([str(choice) for choice in choices])} work")
 
 
 def needs(section: Checked, name: str, there: bool, partner: str) -> None:
@@ -168,12 +169,6 @@ def field_names(cls: type) -> set[str]:
         return set()
     own = {field.name for field in dataclasses.fields(cls)}
     return own.union(*_sections(cls).values())
-
-
-def listed(words: typing.Sequence[Any]) -> str:
-    """`one, two and three`."""
-    said = [str(word) for word in words]
-    return " and ".join((", ".join(said[:-1]), said[-1]) if len(said) > 1 else said)
 
 
 def _section_of(cls: Any, name: str, whole: bool) -> str:

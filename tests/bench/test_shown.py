@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from leadline.bench.picture import draw, ticks
 from leadline.bench.results import Result, Row, Verdict
 from leadline.bench.table import interval, print_result
-from leadline.medians import Median
+from leadline.statistics import Median
 
 SVG = "{http://www.w3.org/2000/svg}"
 

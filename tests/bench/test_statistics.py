@@ -9,7 +9,7 @@ import random
 import pytest
 
 from leadline.bench import targets
-from leadline.medians import Median, coverage, interval_rank, median_of, ratios
+from leadline.statistics import Median, coverage, interval_rank, median_of, ratios
 
 
 def test_coverage_by_counting_coins() -> None:

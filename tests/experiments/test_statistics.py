@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leadline.experiments.statistics import Part, differences, holm, interval, interval_of, p_value, quiet
+from leadline.experiments.statistics import Part, differences, interval, interval_of, p_value, quiet
+from leadline.statistics import holm
 
 # Two-sided 95 % and 99 % quantiles as any table of Student's t prints them.
 TABLE = {1: (12.706, 63.657), 2: (4.303, 9.925), 3: (3.182, 5.841), 4: (2.776, 4.604), 5: (2.571, 4.032)}

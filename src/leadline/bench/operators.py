@@ -18,7 +18,7 @@ from leadline.bench.results import Result, Row, Verdict, timed
 from leadline.bench.rounds import Candidate, Clock, Say, Timings, calls_for, run_rounds, timer_for, what_is_timed
 from leadline.choices import Backend
 from leadline.errors import UsageError, did_you_mean
-from leadline.medians import median_of, ratios
+from leadline.statistics import median_of, ratios
 
 REFERENCE = "reference"
 CHECK_TOKENS = 33

@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from leadline.bench.rounds import Timings
-from leadline.medians import Median, median_of, ratios
+from leadline.statistics import Median, median_of, ratios
 
 VERSIONED = ("torch", "triton", "hyper-connections", "flash-linear-attention", "liger-kernel", "flash-attn-res")
 

@@ -8,8 +8,8 @@ from typing import TextIO
 
 from leadline.bench.results import Result, Row
 from leadline.bench.targets import verdict
-from leadline.medians import Median
 from leadline.report.words import percent
+from leadline.statistics import Median
 
 FAILED = "check failed"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from leadline.medians import Median
+from leadline.statistics import Median
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from scipy.optimize import bisect
 from scipy.special import fdtrc, stdtrit
 
-LEVEL = 0.95
+from leadline.statistics import LEVEL, holm
+
 SMALLEST_EFFECT = 0.05
 """Bits per byte: the smallest difference that matters, for `compare` and for every study.
 
@@ -138,16 +139,6 @@ def differences(values: Values, baseline: str, sequences: Sequences | None = Non
     alone = holm({d: p_value(statistics.fmean(pairs[d]), seeds) for d, seeds in parts.items()})
     whole = holm({d: p_value(statistics.fmean(pairs[d]), [*seeds, *_parts(texts[d])]) for d, seeds in parts.items()})
     return {d: _difference(pairs[d], texts[d], alone.get(d), whole.get(d)) for d in pairs}
-
-
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's step-down correction: the p-values at which each would be called significant."""
-    corrected: dict[str, float] = {}
-    largest = 0.0
-    for rank, name in enumerate(sorted(p_values, key=lambda key: p_values[key])):
-        largest = max(largest, min(1.0, p_values[name] * (len(p_values) - rank)))
-        corrected[name] = largest
-    return corrected
 
 
 def quiet(values: Values) -> list[str]:

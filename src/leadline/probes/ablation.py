@@ -20,9 +20,9 @@ from leadline.probes.paired import PairedMeans, place_rows
 from leadline.probes.passes import mean_bits
 from leadline.probes.watch import IGNORED, TokenBatch, counted, measuring
 from leadline.stacks import Stack, Unit
+from leadline.statistics import LEVEL
 
 RESAMPLES = 1000
-LEVEL = 0.95
 
 
 class LossRise:

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leadline.errors import UsageError
+from leadline.statistics import LEVEL
 
 RESAMPLES = 2000
-LEVEL = 0.95
 KINDS = ("pearson", "spearman", "kendall")
 
 Numbers = NDArray[np.float64]

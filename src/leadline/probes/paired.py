@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-LEVEL = 0.95
+from leadline.statistics import LEVEL, holm
 
 Array = NDArray[np.float64]
 
@@ -101,13 +101,10 @@ class PairedMeans:
     def _told_apart(self, chosen: Sequence[int]) -> list[tuple[int, int]]:
         """The pairs (i, j) of places in `chosen` of which the first is told to be the smaller one, by Holm's rule."""
         pairs = [(i, j) for i in range(len(chosen)) for j in range(i)]
-        tested = sorted((self._test(chosen[i], chosen[j]), i, j) for i, j in pairs)
-        found = []
-        for place, ((p, difference), i, j) in enumerate(tested):
-            if p > (1 - LEVEL) / (len(tested) - place):
-                break
-            found.append((i, j) if difference < 0 else (j, i))
-        return found
+        tested = {(i, j): self._test(chosen[i], chosen[j]) for i, j in pairs}
+        p_values = holm({pair: p for pair, (p, _) in tested.items()})
+        apart = [(pair, tested[pair][1]) for pair, p in p_values.items() if p <= 1 - LEVEL]
+        return [(i, j) if difference < 0 else (j, i) for (i, j), difference in apart]
 
     def _test(self, i: int, j: int) -> tuple[float, float]:
         """The p-value of a paired t-test, and the difference of the two means."""

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 from scipy import stats
 
 from leadline.errors import LeadlineError
+from leadline.statistics import LEVEL, holm
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
-LEVEL = 0.95
 NO_SPREAD = 1e-12
 """A standard error (of nats or of τ) that is no more than rounding."""
 
@@ -109,16 +109,9 @@ class Gap:
 
 def corrected(gaps: Mapping[K, Gap | None]) -> dict[K, Gap | None]:
     """The gaps with p-values after Holm's step-down correction over all of them; intervals stay what they are."""
-    known = sorted(
-        ((gap.p_value, name) for name, gap in gaps.items() if gap is not None and gap.p_value is not None),
-        key=lambda pair: pair[0],
-    )
-    found, largest = dict(gaps), 0.0
-    for tested, (p_value, name) in enumerate(known):
-        largest = max(largest, min(1.0, p_value * (len(known) - tested)))
-        gap = found[name]
-        found[name] = None if gap is None else dataclasses.replace(gap, p_value=largest)
-    return found
+    known = {name: gap for name, gap in gaps.items() if gap is not None and gap.p_value is not None}
+    p_values = holm({name: gap.p_value or 0.0 for name, gap in known.items()})
+    return {**gaps, **{name: dataclasses.replace(gap, p_value=p_values[name]) for name, gap in known.items()}}
 
 
 def paired_gap(differences: Sequence[float]) -> Gap:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leadline.experiments.cascade.pictures import sections
-from leadline.experiments.cascade.verdict import COVERAGE, called
+from leadline.experiments.cascade.verdict import called
 from leadline.experiments.results import Judgement, facts
 from leadline.report.page import Cell, Column, Entry, Page, Table, TableRow, Tone
 from leadline.report.words import count, fixed, interval, plain
+from leadline.statistics import LEVEL
 
 Arm = Mapping[str, Any]
 
@@ -128,7 +129,7 @@ def _change(ratio: Mapping[str, Any] | None, *, more_is_better: bool) -> Cell | 
     if not ratio:
         return "–"
     level = ratio["low"] <= 1 <= ratio["high"]
-    unsure = level or ratio["coverage"] < COVERAGE
+    unsure = level or ratio["coverage"] < LEVEL
     better = ratio["low"] > 1 if more_is_better else ratio["high"] < 1
     low, high = (fixed(100 * (ratio[key] - 1), 1, sign=True) for key in ("low", "high"))
     return Cell(

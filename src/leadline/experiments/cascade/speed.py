@@ -21,11 +21,11 @@ from leadline.config import to_dict
 from leadline.errors import LeadlineError
 from leadline.experiments.machine import describe_machine
 from leadline.files import check_sum, write_json_with_sum
-from leadline.medians import Median, median_of, ratios
 from leadline.models import Decoder, stream_tokens
 from leadline.ops import use_backend
 from leadline.pruning.speed import torch_threads
 from leadline.reading import read_json
+from leadline.statistics import Median, median_of, ratios
 
 if TYPE_CHECKING:
     from leadline.data import DataSet

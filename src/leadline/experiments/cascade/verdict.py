@@ -14,15 +14,13 @@ from leadline.experiments.results import Judged, Judgement, Outcome
 from leadline.experiments.statistics import SMALLEST_EFFECT
 from leadline.report.effects import Effect, effect_of
 from leadline.report.words import fixed, listed
+from leadline.statistics import LEVEL
 
 CLAIMED = "cascade-a2"
 SMALLEST_GAIN = 0.02
 """A change of speed below it does not matter [ours]."""
 PAPER = {"latency": -0.086, "throughput": 0.094}
 """Changes against the uniform 15-layer baseline on an A100 (arXiv 2606.26538, abstract)."""
-
-COVERAGE = 0.95
-"""Of an interval over rounds, the least that decides: six rounds have it."""
 
 Arm = Mapping[str, Any]
 
@@ -77,7 +75,7 @@ def faster(ratio: Mapping[str, Any] | None, *, more_is_better: bool) -> Outcome:
     and is open where it reaches further, or where the rounds are too few for an interval of 95 %. The paper's figures
     are beside a wider stack, and decide nothing here.
     """
-    if ratio is None or ratio["coverage"] < COVERAGE:
+    if ratio is None or ratio["coverage"] < LEVEL:
         return "open"
     better, worse = ratio["low"] > 1, ratio["high"] < 1
     if not more_is_better:
@@ -244,8 +242,8 @@ def _speed_words(what: str, ratio: Mapping[str, Any] | None) -> str:
         return f"{what} was not measured"
     change, low, high = (ratio[key] - 1 for key in ("median", "low", "high"))
     noise = ", within noise" if low <= 0 <= high else ""
-    if ratio["coverage"] < COVERAGE:
-        noise = f", from rounds that are too few for an interval of {100 * COVERAGE:.0f} %"
+    if ratio["coverage"] < LEVEL:
+        noise = f", from rounds that are too few for an interval of {100 * LEVEL:.0f} %"
     return f"{what} {_percent(change)} ({_percent(low)} to {_percent(high)}){noise}"
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from leadline.errors import LeadlineError
 from leadline.files import check_sum, write_json_with_sum
-from leadline.medians import LEVEL, Median, median_of
 from leadline.reading import read_json
+from leadline.statistics import LEVEL, Median, median_of
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ from typing import Any
 
 from leadline.experiments.compare.speed import decides, ratio_of
 from leadline.experiments.statistics import SMALLEST_EFFECT
-from leadline.medians import LEVEL, Median
-from leadline.report.words import fixed, percent
+from leadline.report.words import fixed, listed, percent
+from leadline.statistics import LEVEL, Median
 
 ONE_SEED_NOISE = SMALLEST_EFFECT
 """Bits per byte below which a difference on one seed is read as noise."""
@@ -207,7 +207,7 @@ def _price(design: Design, baseline: Design) -> str:
         said = [f"has an interval over held-out text alone of {_within(text)} bits per byte"]
     said += [_speed(design, baseline), _memory(design, baseline)]
     parts = [part for part in said if part]
-    return f"{design['name']} {_listed(parts)}." if parts else ""
+    return f"{design['name']} {listed(parts)}." if parts else ""
 
 
 def _span(difference: dict[str, Any]) -> str:
@@ -295,19 +295,15 @@ def _limits(results: dict[str, Any], one_seed: bool) -> list[str]:
 
 
 def _ranking(designs: Sequence[Design]) -> str:
-    return _listed([f"{d['name']} has {_mean(d):.3f}" for d in designs]) + " bits per byte"
+    return listed([f"{d['name']} has {_mean(d):.3f}" for d in designs]) + " bits per byte"
 
 
 def _each(designs: Sequence[Design]) -> str:
-    return _listed([f"{d['name']} {fixed(d['difference']['mean'], sign=True)}" for d in designs])
+    return listed([f"{d['name']} {fixed(d['difference']['mean'], sign=True)}" for d in designs])
 
 
 def _names(designs: Sequence[Design]) -> str:
-    return _listed([d["name"] for d in designs])
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+    return listed([d["name"] for d in designs])
 
 
 def _mean(design: Design) -> float:

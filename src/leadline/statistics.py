@@ -1,13 +1,15 @@
-"""Medians, ratios within a round, and a distribution-free interval of the median."""
+"""Medians, ratios within a round, a distribution-free interval of the median, and Holm's correction."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
 LEVEL = 0.95
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,3 +69,13 @@ def interval_rank(count: int, level: float = LEVEL) -> int:
 def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
     """Value over base, round by round."""
     return [value / other for value, other in zip(values, base, strict=True)]
+
+
+def holm(p_values: Mapping[K, float]) -> dict[K, float]:
+    """Holm's step-down correction (1979): the p-values at which each would be called significant."""
+    corrected: dict[K, float] = {}
+    largest = 0.0
+    for rank, name in enumerate(sorted(p_values, key=lambda key: p_values[key])):
+        largest = max(largest, min(1.0, p_values[name] * (len(p_values) - rank)))
+        corrected[name] = largest
+    return corrected
