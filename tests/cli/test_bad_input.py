@@ -204,7 +204,7 @@ def test_compare_cannot_write(
     code, said = leadline(f"{COMPARE} --out out")
     assert code == 1
     assert "Traceback" not in said
-    assert f"out/compare.json: {fault.strerror}" in said
+    assert f"out/experiment.json: {fault.strerror}" in said
     assert tree(Path("out")) == {}
 
 
@@ -269,7 +269,7 @@ def test_train_is_interrupted_and_goes_on(
         patch.setattr(Trainer, "_tell", interrupted)
         code, said = leadline(RUN)
     assert code == INTERRUPTED
-    assert "the same command goes on" in said
+    assert "rerun the same command to resume" in said
     assert "Traceback" not in said
     assert leftovers() == []
     assert sorted(path.name for path in Path("run/checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
@@ -294,9 +294,9 @@ def test_compare_is_interrupted_and_refuses_another_plan(
     before = tree()
     code, said = leadline(f"{COMPARE} --steps 3 --seeds 2 --out out")
     assert code == 2
-    assert "--out out holds another comparison" in said
+    assert "--out out holds another experiment" in said
     assert "seeds is 0 there and 0, 1 here" in said
     assert tree() == before
-    assert leadline(f"{COMPARE} --out out")[0] == 0, "the same command goes on"
+    assert leadline(f"{COMPARE} --out out")[0] == 0, "rerun the same command to resume"
     assert Path("out/report.html").is_file()
     assert leftovers() == []

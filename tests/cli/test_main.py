@@ -203,7 +203,7 @@ def test_help_shows_no_none(words: tuple[str, ...], capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("train", "--config", "x.yaml"), "--config is not an option of leadline train. Did you mean --context"),
+        (("train", "--contxt", "16"), "--contxt is not an option of leadline train. Did you mean --context"),
         (("study", "gfa", "--blok", "3"), "--blok is not an option of leadline study. Did you mean --blocks"),
         (("train", "prenorm", "--compile", "true"), "--compile takes no value, and 'true' is given; --compile is on"),
         (("train", "prenorm", "--compile=yes"), "--compile takes no value, and 'yes' is given"),

@@ -297,7 +297,7 @@ def _resume(*says: str, code: int = 1, setup: Setup, options: str = SAME) -> Bad
 TRAIN = {
     "no steps": _train("--steps 0", "--steps 0", "1 or more"),
     "a malformed count": _train("--steps many", "--steps 'many'", *COUNT),
-    "steps too many": _train("--steps 9e99", "--steps '9e99'", "1e+30 at most"),
+    "steps too many": _train("--steps 9e99", "--steps '9e99'", "1e+18 at most"),
     "a batch too large": _train("--batch-size 10000000000000", "--batch-size", "too large"),
     "half a token": Bad("train prenorm --data {data} --tokens 1.5 --out out", ("--tokens '1.5'", "whole number")),
     "two lengths": _train("--tokens 64", "--tokens 64 and --steps", "give one"),
@@ -361,7 +361,7 @@ GENERATE = {
     "no model": Bad("generate nowhere", ("nowhere is no folder", "MODEL")),
     "something else": Bad("generate {text}", ("no run's folder", "run.json")),
     "no tokens": _generate("--tokens 0", "--tokens '0'", "1 or more"),
-    "tokens too many": _generate("--tokens 9e30", "--tokens", "1e+30 at most"),
+    "tokens too many": _generate("--tokens 9e30", "--tokens", "1e+18 at most"),
     "more tokens than fit": _generate("--tokens 9e15", "max_new_tokens", "too many"),
     "a temperature below zero": _generate("--temperature -1", "--temperature -1", "such as 0.8"),
     "no choice": _generate("--top-k 0", "--top-k 0", "such as 50"),
@@ -618,12 +618,12 @@ COMPARE = {
     "a context longer than the text": _compare("--context 99999", "too short for one sequence", "--context"),
     "out is a file": _compare("--out {text}/0.txt", "--out", "is a file; name a folder"),
     "out is below a file": _compare("--out {text}/0.txt/out", "--out", *BELOW),
-    "out is something else": _compare("--out {text}", "--out", "no comparison", "name a new or empty folder"),
-    "out is a run": _compare("--out {run}", "--out", "no comparison"),
+    "out is something else": _compare("--out {text}", "--out", "not an experiment", "name a new or empty folder"),
+    "out is a run": _compare("--out {run}", "--out", "not an experiment"),
     "out cannot be made": _compare("--out /proc/out", "--out /proc/out cannot be written", code=1),
-    "a broken plan": _compare("--out c", "c/compare.json is damaged", code=1, setup=write("c/compare.json", "{")),
-    "another plan": _compare("--out c", "c/compare.json is damaged", code=1,
-                             setup=write("c/compare.json", json.dumps({"designs": [1]}))),
+    "a broken plan": _compare("--out c", "c/experiment.json is damaged", code=1, setup=write("c/experiment.json", "{")),
+    "another plan": _compare("--out c", "c/experiment.json is damaged", code=1,
+                             setup=write("c/experiment.json", json.dumps({"designs": [1]}))),
 }  # fmt: skip
 
 TABLE: dict[str, Bad] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import dataclasses
 import io
 import os
 import re
@@ -10,7 +11,7 @@ import sys
 import warnings
 
 from leadline.errors import UsageError
-from leadline.sections import field_names, option
+from leadline.sections import option
 
 PLAIN = {"−": "-", "–": "-", "—": "-", "\u00a0": " ", "×": "x", "…": "...", "→": "->", "≤": "<=", "≥": ">="}
 """Stand-ins for characters that an encoding such as ASCII or cp1252 lacks; any other becomes a question mark."""
@@ -34,13 +35,26 @@ def quiet_libraries() -> None:
 
 
 def as_option(error: UsageError, arguments: object) -> UsageError:
-    """The error for the command line: the library says `batch_size=0` of a field, here it is `--batch-size 0`."""
-    names = field_names(type(arguments))
+    """The error for the command line: of a field the library begins with `batch_size=0`, here it is `--batch-size 0`."""
+    names = _names(arguments)
 
     def said(found: re.Match[str]) -> str:
-        return f"{option(found[1])} " if found[1] in names else found[0]
+        return found[0] if found[1] not in names else option(found[1]) + ("" if found[2] else " ")
 
-    return UsageError(re.sub(r"(?<![\w(,])([a-z_]+)=(?=\S)", said, str(error)))
+    text = str(error)
+    if text.partition("=")[0] not in names:
+        return error
+    return UsageError(re.sub(r"(?<![\w(,])([a-z_]+)=(True\b)?", said, text))
+
+
+def _names(arguments: object) -> set[str]:
+    """Of all fields, those of sections and of a subcommand too."""
+    if not dataclasses.is_dataclass(arguments):
+        return set()
+    names = set()
+    for field in dataclasses.fields(arguments):
+        names |= {field.name} | _names(getattr(arguments, field.name))
+    return names
 
 
 def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
