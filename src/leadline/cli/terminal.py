@@ -35,7 +35,7 @@ def quiet_libraries() -> None:
 
 
 def as_option(error: UsageError, arguments: object) -> UsageError:
-    """The error for the command line: of a field the library begins with `batch_size=0`, here it is `--batch-size 0`."""
+    """The error for the command line: the library says `batch_size=0` of a field, here it is `--batch-size 0`."""
     names = _names(arguments)
 
     def said(found: re.Match[str]) -> str:
