@@ -52,7 +52,7 @@ class _First(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dmoment: Tensor | None) -> tuple[Tensor | None, ...]:
-        site, lam = ctx.saved_tensors, ctx.saved_tensors[2]
+        _, _, lam, *_ = site = ctx.saved_tensors
         dx, dlam, part = applied(ctx.compile_bodies, bodies.first_back, site, dy, dmoment, ctx.kappa)
         return None, dx, over_tokens(part), dlam.reshape(lam.shape), None, None
 
@@ -73,7 +73,7 @@ class _Reused(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        site, lam = ctx.saved_tensors, ctx.saved_tensors[2]
+        _, _, lam, *_ = site = ctx.saved_tensors
         dx, dlam, dmoment, part = applied(ctx.compile_bodies, bodies.reused_back, site, dy, ctx.kappa)
         dmoment = dmoment.sum_to_size(ctx.moment_shape)
         return None, dx, over_tokens(part), dlam.reshape(lam.shape), dmoment, None, None, None

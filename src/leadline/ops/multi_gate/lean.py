@@ -134,7 +134,8 @@ class _Step(torch.autograd.Function):
         if all(grad is None for grad in given):
             return (None,) * 11
         compile_bodies, independent, eps, norm_eps = ctx.fixed
-        leaves, (new, *numbers) = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+        saved = ctx.saved_tensors
+        leaves, (new, *numbers) = saved[:7], saved[7:]
         streams, output, beta, pool, gate, bias, gain = leaves
         parameters = Parameters(pool, gate, bias, independent, eps)
         rest = (pending_of(output, beta), parameters, Scalars(*numbers), Upstream(*given))

@@ -1,0 +1,36 @@
+"""Every operator in a block that is recomputed: the same gradients. A saved tensor may be asked for only once there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from leadline.bench.cases import CASES, Inputs, Maker, Sizes
+from leadline.ops import Backend
+from leadline.ops.choice import why_not
+
+reason = why_not("compiled", "cpu")
+compiled = pytest.param("compiled", marks=pytest.mark.skipif(reason is not None, reason=str(reason)))
+
+
+def gradients(inputs: Inputs, outputs: list[Tensor]) -> list[Tensor]:
+    found = [output for output in outputs if output.requires_grad]
+    upstream = [torch.cos(torch.arange(t.numel(), dtype=t.dtype)).view(t.shape) for t in found]
+    return list(torch.autograd.grad(found, list(inputs.leaves().values()), upstream, materialize_grads=True))
+
+
+@pytest.mark.parametrize("backend", ["lean", compiled])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_a_recomputed_operator(name: str, backend: Backend) -> None:
+    case = CASES[name]
+    inputs = case.make(Maker(Sizes(tokens=5, dim=6, count=4), torch.float64, torch.device("cpu")))
+    truth = gradients(inputs, list(case.work(inputs, backend)))
+
+    def block(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(case.work(inputs, backend))
+
+    found = gradients(inputs, list(checkpoint(block, *inputs.tensors.values(), use_reentrant=False)))
+    for a, b in zip(found, truth, strict=True):
+        assert torch.equal(a, b)
