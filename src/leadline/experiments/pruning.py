@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 EVALUATIONS = 4
 """In a run."""
 TOKENS = 307_200
-"""Of each run at `tiny` by default: eight seeds, which tell differences that three don't, take about 20 minutes."""
+"""Of each run at `tiny` by default: eight seeds, which tell differences that three don't."""
 
 
 @dataclass(frozen=True, kw_only=True)
