@@ -92,7 +92,7 @@ def rehash(index: dict) -> None:
     index["hash"] = data_hash(from_dict(Index, index))
 
 
-@pytest.mark.parametrize("name", ["../other.bin", "/tmp/train-00000.bin", "train-0.bin", "tokenizer.json", "a/b.bin"])
+@pytest.mark.parametrize("name", ["../other.bin", "/train-00000.bin", "train-0.bin", "tokenizer.json", "a/b.bin"])
 def test_a_shard_is_a_file_of_the_folder(folder: Path, name: str) -> None:
     shutil.copy(folder / "train-00000.bin", folder.parent / "other.bin")
     edit(folder / "index.json", lambda index: (index["train"]["shards"][0].update(file=name), rehash(index)))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from leadline.data.image_sources import SPLIT_SEED, resolve_images
+from leadline.data.image_sources import INSTALL, SPLIT_SEED, resolve_images
 from leadline.data.images import (
     Augmentation,
     HeldImages,
@@ -281,6 +283,13 @@ def test_a_file_that_is_no_image_is_named(tmp_path):
     split = images.train if tmp_path / "dog" / "0.png" in images.train.paths else images.heldout
     with pytest.raises(LeadlineError, match=r"can't read the image .*0\.png"):
         split.read(np.arange(len(split.labels)))
+
+
+def test_without_pillow_nothing_is_read(tmp_path, monkeypatch):
+    write_folder(tmp_path)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(LeadlineError, match=f"--images {tmp_path} needs Pillow to read images: {re.escape(INSTALL)}"):
+        resolve_images(str(tmp_path))
 
 
 def test_what_is_not_there_is_told_with_what_works(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -143,6 +144,12 @@ def test_pickled_weights_are_refused(hugging_face, name):
         open_model(hugging_face)
     (hugging_face / name).unlink()
     with pytest.raises(UsageError, match="no weights"):
+        open_model(hugging_face)
+
+
+def test_without_transformers_it_is_told_how_to_get_it(hugging_face, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(LeadlineError, match=r'need the package transformers: pip install "leadline\[hf\]"'):
         open_model(hugging_face)
 
 

@@ -5,6 +5,7 @@ Nothing is downloaded, and no pickle is read: loading one runs whatever code som
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -213,7 +214,7 @@ def image_folder(folder: Path, size: int) -> ImageSet:
         LeadlineError: Pillow isn't there.
     """
     try:
-        import PIL  # noqa: F401 (whether it is there, before anything is read)
+        importlib.import_module("PIL")  # before anything is read
     except ImportError as error:
         raise LeadlineError(f"--images {folder} needs Pillow to read images: {INSTALL}") from error
     parts = {path.name.lower(): path for path in folder.iterdir() if path.is_dir()}

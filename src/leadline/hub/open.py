@@ -9,6 +9,7 @@ Safetensors only, no code from the folder, nothing from the network.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import math
 from dataclasses import dataclass
@@ -153,7 +154,7 @@ def _load_hugging_face(path: Path, dtype: torch.dtype | None) -> Any:
             )
         raise UsageError(f"there are no weights ({WEIGHTS} or {WEIGHTS}.index.json) in {path}")
     try:
-        import transformers  # noqa: F401 (whether it is there, before anything is read)
+        importlib.import_module("transformers")  # before anything is read
     except ImportError as error:
         raise LeadlineError('Hugging Face models need the package transformers: pip install "leadline[hf]"') from error
     try:

@@ -176,7 +176,7 @@ def test_blocks_that_cannot_be_told_apart_are_named_together() -> None:
 
 def test_the_first_half_is_said_only_where_chance_does_not_make_it() -> None:
     def said(*half: float) -> bool:
-        return any("total ablation loss" in s for s in sentences(model(ablation=places([3, 2, 1], [3, 2, 1], half))))  # type: ignore[arg-type]
+        return any("total ablation loss" in s for s in sentences(model(ablation=places([3, 2, 1], [3, 2, 1], half))))
 
     # Of three blocks the first half is one: an even share is a third.
     assert said(0.8, 0.7, 0.9)

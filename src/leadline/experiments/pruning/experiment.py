@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from leadline.data import DataSet
 
 TOKENS = 307_200
-"""Of each run at `tiny` by default: eight seeds, which tell differences that three don't, take about 20 minutes."""
+"""Of each run at `tiny` by default: eight seeds, which tell differences that three don't."""
 
 
 class Pruning(Experiment[PruningConfig]):
