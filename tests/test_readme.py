@@ -9,9 +9,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-import tyro
 
 from leadline.cli.main import VERBS
+from leadline.cli.options import parse
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,7 +38,7 @@ def test_every_command_parses(command: str) -> None:
     assert verb in VERBS
     arguments = [argument for argument in arguments if argument not in ("…", "...")]
     module = importlib.import_module(f"leadline.cli.{verb}")
-    tyro.cli(module.Arguments, args=arguments)
+    parse(module.Arguments, arguments, f"leadline {verb}")
 
 
 def test_there_are_commands() -> None:

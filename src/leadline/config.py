@@ -81,7 +81,7 @@ def _flat(content: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 def _said(value: Any) -> str:
     """A value in words; of a hash its beginning."""
-    text = str(value)
+    text = str(value).removesuffix(",")
     return f"{text[:12]}…" if re.fullmatch("[0-9a-f]{64}", text) else text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def test_a_repeated_block_s_share_stands_at_its_places(data: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokens": "0"}, "--tokens '0' is too small"),
+        ({"tokens": "0"}, "--tokens 0 is too small"),
         ({"tokens": "many"}, "--tokens 'many' is not a count"),
         ({"ablation_tokens": "1k"}, "--ablation-tokens 1,000 is more than --tokens; up to 96 work"),
         ({"context": 0}, "--context 0 is too small"),
@@ -185,9 +186,13 @@ def test_a_repeated_block_s_share_stands_at_its_places(data: Path, tmp_path: Pat
         ({"layers": "model.layers"}, "--layers"),
     ],
 )
-def test_bad_options(data: Path, models: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        run(dataclasses.replace(arguments(data, tmp_path / "out", models / "plain"), **options))
+def test_bad_options(
+    data: Path, models: Path, tmp_path: Path, options: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"data": data, "tokens": 96, "batch_size": 2, **options}
+    words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert main(["probe", str(models / "plain"), "--out", str(tmp_path / "out"), *words]) == 2
+    assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 
 

@@ -83,7 +83,7 @@ def test_a_study_holds_the_questions(tmp_path: Path) -> None:
 
 
 def test_a_choice_without_tokens_is_said_before_anything_is_trained(tmp_path: Path) -> None:
-    with pytest.raises(LeadlineError, match=r"none\.jsonl, line 1 is no question: choices should be .* none empty"):
+    with pytest.raises(LeadlineError, match=r"none\.jsonl, line 1 is not a question: choices should be .* none empty"):
         study(task=questions(tmp_path / "none.jsonl", choices=("a", "")))
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -201,3 +202,10 @@ def test_holm_by_hand() -> None:
 def test_interval_of_nothing_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one"):
         interval([])
+
+
+def test_designs_none_of_whose_runs_finished() -> None:
+    """Without a word from NumPy of means of nothing: warnings are errors here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert quiet({"prenorm": {}, "mgr": {}, "lns": {}}) == ["prenorm", "mgr", "lns"]

@@ -154,7 +154,7 @@ def test_models_that_differ_in_more_than_their_seed(trained: Any, tmp_path: Path
     refused = {
         tmp_path / "link": "link has the same weights as",
         another: "are configured differently: .* in the first and .* in the other",
-        rate: "are trained differently: learning rate is 0.02 in the first and 0.04 in the other",
+        rate: "are trained differently: lr is 0.02 in the first and 0.04 in the other",
         changed(other, tmp_path / "twin", seed=0): "twin has the same seed as",
     }
     for path, said in refused.items():

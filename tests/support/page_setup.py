@@ -49,10 +49,10 @@ def run_folder(folder: str, *, steps: int = 4, blocks: int = 4) -> None:
         Path("text", f"{number}.txt").write_text(sentence * 60)
     prepare([Path("text")], Path("text/set"), heldout_last=1)
     shape = {"blocks": blocks, "dim": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "hidden": 12}
-    config = RunConfig(
-        design="prenorm",
+    config = RunConfig.of(
+        "prenorm",
         data="text/set",
-        shape=shape,
+        **shape,
         batch_size=2,
         context=16,
         tokens=steps * 32,

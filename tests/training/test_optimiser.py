@@ -107,8 +107,8 @@ def test_wsd(config: Any) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("warmup", [0.0, 0.05, 1.0])
 def test_short_runs(config: Any, schedule: str, steps: int, warmup: float) -> None:
-    decay = 0.0 if warmup == 1.0 else 0.2
-    rates = [rate_at(s, steps, config(schedule=schedule, warmup=warmup, decay=decay)) for s in range(1, steps + 1)]
+    more = {"decay": 0.0 if warmup == 1.0 else 0.2} if schedule == "wsd" else {}
+    rates = [rate_at(s, steps, config(schedule=schedule, warmup=warmup, **more)) for s in range(1, steps + 1)]
     assert all(0 < rate <= 1 for rate in rates)
 
 

@@ -167,7 +167,7 @@ def _noisiest(values: Values, names: Sequence[str]) -> list[str]:
         picked.append(name)
         kept, kept_freedom = less[name]
         added = freedom - kept_freedom
-        rounding = 1e-24 * max(1.0, *(v * v for design in names for v in values[design].values()))
+        rounding = 1e-24 * max([1.0, *(v * v for design in names for v in values[design].values())])
         if added < 1 or kept_freedom < 1 or squares - kept <= rounding:
             continue
         ratio = (squares - kept) / added / max(kept / kept_freedom, rounding)
@@ -254,6 +254,8 @@ def _columns(values: Values, names: Sequence[str]) -> NDArray[np.float64]:
 
 def _residual(values: Values, names: Sequence[str]) -> tuple[float, int]:
     """The sum of squares that "design + seed" leaves, and its degrees of freedom."""
+    if not any(values[name] for name in names):  # every run failed
+        return 0.0, 0
     if len({frozenset(values[name]) for name in names}) == 1:  # every design on every seed: means do
         table = np.array([[values[name][seed] for seed in sorted(values[name])] for name in names])
         left = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()

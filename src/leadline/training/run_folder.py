@@ -74,7 +74,11 @@ def check_there(out: Path) -> None:
 def _same(out: Path, run: Run) -> None:
     old = read_run_file(out)
     # What a run of an earlier version doesn't name was not there yet, so it ran with the default.
-    kept = options_of(from_dict(RunConfig, nested(RunConfig, old["config"]), str(out / RUN_FILE)))
+    try:
+        named = nested(RunConfig, old["config"])
+    except UsageError as error:
+        raise LeadlineError(f"{out / RUN_FILE} is damaged or of a later version: {error}") from error
+    kept = options_of(from_dict(RunConfig, named, str(out / RUN_FILE)))
     wanted = options_of(run.config)
     for name in wanted:
         if name not in FREE and kept[name] != wanted[name]:

@@ -146,7 +146,8 @@ def test_blocks_are_counted_from_0_with_the_places_that_they_may_have() -> None:
         "blocks": {**PROBE["ablation"]["blocks"], "place_low": [3, 1, 1], "place_high": [3, 2, 2]},
     }
     page = shown(one(ablation=ablation))
-    rows = re.findall(r'<tr><th scope="row">(\d)</th>\s*<td class="n ">([^<]+)</td>', page)
+    table = page.partition("Every block of")[2].partition("</table>")[0]
+    rows = re.findall(r'<tr><th scope="row">(\d)</th>\s*<td class="n">([^<]+)</td>', table)
     assert rows == [("0", "3"), ("1", "1 to 2"), ("2", "1 to 2")]
     assert "Blocks are counted from 0, as prune --blocks counts them." in words(page)
 
