@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from bare import BareDecoder
 
 from leadline.cli.main import VERBS
-from leadline.data import DataSet, Loader
+from leadline.data import Loader, resolve
 from leadline.designs import PRESETS
 from leadline.training import RunConfig, train
 
@@ -106,7 +106,7 @@ def bare_loop() -> float:
     """The same model, data, optimiser and clipping without Leadline's loop, model and records; seconds a step."""
     preset = PRESETS["tiny"]
     torch.manual_seed(0)
-    data = DataSet.resolve("sotu")
+    data = resolve("sotu")
     model = BareDecoder(data.vocab_size, preset.dim, preset.blocks, preset.heads, preset.hidden)
     optimiser = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     loader = Loader(data.train, preset.batch_size, preset.context, 0)

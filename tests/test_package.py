@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
 
 import pytest
 
@@ -57,3 +61,31 @@ def test_the_old_name_of_design_warns_at_every_use() -> None:
         with pytest.warns(DeprecationWarning, match=r"leadline\.resolve is now leadline\.design") as found:
             assert ll.resolve("mgr").name == ll.design("mgr").name
         assert [warning.filename for warning in found] == [__file__]
+
+
+SOURCE = Path(ll.__file__).parent
+
+
+def module_name(path: Path) -> str:
+    return ".".join(("leadline", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def imported(path: Path, modules: frozenset[str]) -> Iterator[str]:
+    """The modules of Leadline that a file imports anywhere but for type checkers; what a package re-exports is its."""
+    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module in modules:
+            names = [f"{node.module}.{name.name}" for name in node.names]
+            yield from (name if name in modules else node.module for name in names)
+        pending += ast.iter_child_nodes(node)
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    paths = {module_name(path): path for path in SOURCE.rglob("*.py")}
+    modules = frozenset(paths)
+    graph = {name: set(imported(path, modules)) - {name, "leadline"} for name, path in paths.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names them
+    assert "leadline.designs" in graph["leadline.training.resolve"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from leadline.data import DataSet, fetch, load_sotu, resolve
+from leadline.data import fetch, load_sotu, resolve
 from leadline.data import named as named_module
 from leadline.data.cache import cache_folder
 from leadline.data.named import HELDOUT_FROM_YEAR, Speech
@@ -41,7 +41,7 @@ def test_the_real_speeches_are_all_there_in_order() -> None:
 
 
 def test_sotu_is_prepared_once_and_holds_out_the_latest_years(cache: Path) -> None:
-    dataset = DataSet.resolve("sotu")
+    dataset = resolve("sotu")
     assert (dataset.name, dataset.vocab_size) == ("sotu", 256)
     heldout = dataset.tokenizer.decode(dataset.heldout.read(0, dataset.heldout.tokens))
     assert heldout == "".join(s.text for s in SPEECHES if s.year >= HELDOUT_FROM_YEAR)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from leadline.config import to_dict
-from leadline.data import DataSet
+from leadline.data import resolve
 from leadline.data.images import ImageBatch, evaluation_images
 from leadline.errors import LeadlineError, UsageError
 from leadline.experiments.gradient_fan_in.config import GfaConfig
@@ -235,7 +235,7 @@ def test_images_too_small_for_the_stem_say_what_works():
 
 
 def arm_of(**options):
-    (arm,) = GradientFanIn(GfaConfig(arms="resnet50").replaced(**options), DataSet.resolve("sotu")).arms
+    (arm,) = GradientFanIn(GfaConfig(arms="resnet50").replaced(**options), resolve("sotu")).arms
     return arm
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from leadline.cli.main import main
-from leadline.data import DataSet
+from leadline.data import resolve
 from leadline.errors import LeadlineError, UsageError
 from leadline.experiments.pruning.config import PruningConfig
 from leadline.experiments.pruning.experiment import Pruning
@@ -19,7 +19,7 @@ from leadline.training.gradient_steps import DEFINITIONS
 
 
 def study(**options: Any) -> Pruning:
-    return Pruning(PruningConfig().replaced(**options), DataSet.resolve("sotu"))
+    return Pruning(PruningConfig().replaced(**options), resolve("sotu"))
 
 
 @pytest.mark.parametrize(

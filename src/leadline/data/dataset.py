@@ -188,13 +188,6 @@ class DataSet:
         check_shards(folder, shards, index.dtype, tokenizer.vocab_size, again=verify)
         return cls(folder, index, tokenizer)
 
-    @staticmethod
-    def resolve(data: str | Path) -> DataSet:
-        """A named data set (`sotu`) or a folder. See `leadline.data.resolve`."""
-        from leadline.data.named import resolve
-
-        return resolve(data)
-
     def bytes_per_token(self, split: str = "heldout") -> float:
         """Bytes of text per token of a split."""
         return (self.train if split == "train" else self.heldout).bytes_per_token

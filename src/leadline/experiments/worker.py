@@ -94,12 +94,12 @@ def on_step() -> Callable[[dict[str, Any]], None]:
 
 def measure_run(folder: Path, config: dict[str, Any], wanted: dict[str, int]) -> dict[str, Any]:
     """The measurements along depth of a finished run, on held-out text."""
-    from leadline.data import DataSet, evaluation_batches
+    from leadline.data import evaluation_batches, resolve
     from leadline.probes import measure
     from leadline.training import load_model
 
     model, _ = load_model(folder)
-    split = DataSet.resolve(config["data"]["data"]).heldout
+    split = resolve(config["data"]["data"]).heldout
     context = config["model"]["context"]
     size = max(1, MEASURE_BATCH_TOKENS // context)
     batches = list(evaluation_batches(split, size, context, wanted["tokens"]))

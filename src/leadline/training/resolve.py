@@ -10,6 +10,7 @@ import torch
 from leadline import __version__
 from leadline.config import to_dict
 from leadline.data import DataSet
+from leadline.data import resolve as resolve_data
 from leadline.designs import Design, Preset, ShapeConfig, count_flops, preset_named, reshaped, resolve, settings
 from leadline.designs.settings import UNTUNED, Settings
 from leadline.errors import UsageError
@@ -98,7 +99,7 @@ def decide(config: RunConfig) -> Run:
     design = resolve(config.design)
     preset = preset_named(config.model.preset)
     shape = shape_of(config.model)
-    data = DataSet.resolve(config.data.data)
+    data = resolve_data(config.data.data)
     data.train.windows(shape.context)
     data.heldout.windows(shape.context)
     found = settings(design, preset, shape)

@@ -78,14 +78,14 @@ def _do(folder: Path, train: Callable[[], object], measure: Callable[[], dict[st
 
 def measure_run(folder: Path, tokens: int) -> dict[str, Any]:
     """The content of `gfa.json` for a finished run, on so many held-out tokens at most."""
-    from leadline.data import DataSet, evaluation_batches
+    from leadline.data import evaluation_batches, resolve
     from leadline.training import load_model
     from leadline.training.run_folder import read_run_file
 
     model, _ = load_model(folder)
     described = read_run_file(folder)
     options = described["config"]
-    split = DataSet.resolve(options["data"]).heldout
+    split = resolve(options["data"]).heldout
     context = model.config.context
     batches = list(evaluation_batches(split, max(1, BATCH_TOKENS // context), context, tokens))
     model = model.to(options["device"])
