@@ -79,3 +79,17 @@ def test_two_classes_may_not_share_a_kind() -> None:
 def test_did_you_mean() -> None:
     assert did_you_mean("prenrom", ["prenorm", "mgr"]) == " Did you mean prenorm?"
     assert did_you_mean("zzz", ["prenorm"]) == ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rule:
+    at: tuple[float, str]
+
+
+def test_a_tuple_of_several_types() -> None:
+    assert from_dict(Rule, {"at": [1, "even"]}) == Rule(at=(1.0, "even"))
+    assert from_dict(Rule, to_dict(Rule(at=(0.5, "half")))) == Rule(at=(0.5, "half"))
+    with pytest.raises(UsageError, match=r"at should have 2 entries, not 1"):
+        from_dict(Rule, {"at": [1.0]})
+    with pytest.raises(UsageError, match=r"at\[1\] should be str"):
+        from_dict(Rule, {"at": [1.0, 2.0]})

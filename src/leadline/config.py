@@ -114,10 +114,14 @@ def _read(hint: Any, data: Any, where: str) -> Any:
             raise UsageError(f"{where} is {data!r}; it can be {_listed(choices)}")
         return data
     if origin in (tuple, list):
-        item = typing.get_args(hint)[0]
+        items = typing.get_args(hint)
         if not isinstance(data, list | tuple):
             raise UsageError(f"{where} should be a list, not {type(data).__name__}")
-        return origin(_read(item, v, f"{where}[{i}]") for i, v in enumerate(data))
+        if origin is list or items[1:] == (...,):
+            items = (items[0],) * len(data)
+        if len(items) != len(data):
+            raise UsageError(f"{where} should have {len(items)} entries, not {len(data)}")
+        return origin(_read(item, v, f"{where}[{i}]") for i, (item, v) in enumerate(zip(items, data, strict=True)))
     if origin is dict:
         return {str(k): _read(typing.get_args(hint)[1], v, _entry(where, k)) for k, v in _mapping(data, where).items()}
     if typing.is_typeddict(hint):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from typing import Any
 
 import pytest
 from html_structure import Structure
@@ -15,12 +16,15 @@ from leadline.report.bars import Bar, bars
 from leadline.report.curves import Curve, Value, curves
 from leadline.report.lines import Panel
 from leadline.report.over_blocks import by_block, by_sublayer, linear_below, over_blocks, series
-from leadline.report.pictures import Entry, Picture, Row
+from leadline.report.pictures import Entry, Picture, PictureSpec, Row
 from leadline.report.scatter import Cloud, scatter, together
 
 A = Entry(index=0, name="deep")
 B = Entry(index=1, name="wide", key="W")
-WORDS = {"name": "n", "heading": "H", "reading": "R.", "label": "Label"}
+
+
+def spec(**more: Any) -> PictureSpec:
+    return PictureSpec(**{"name": "n", "heading": "H", "reading": "R.", "label": "Label", **more})
 
 
 def titles(body: Markup) -> list[str]:
@@ -36,8 +40,7 @@ def drawings(picture: Picture | None) -> list[dict[str, str | None]]:
 
 
 def lines(*panels: Panel, **more: object) -> Picture | None:
-    more = {"axis": "RMS", "tip": "{name} {x} {part}: {y}", **more}
-    return over_blocks(panels, **WORDS, **more)
+    return over_blocks(panels, spec(**{"y": "RMS", "tip": "{name} {x} {part}: {y}", **more}))
 
 
 def test_lines_of_models_of_different_depth_share_an_axis() -> None:
@@ -129,11 +132,10 @@ def test_panels_are_columns_of_their_own() -> None:
 def test_no_values_make_no_picture() -> None:
     nothing: Row = [None, None]
     assert lines(Panel(title="", series=[series(A, by_block(nothing))])) is None
-    assert matrices.triangles([(A, [nothing])], **WORDS, bar="b") is None
-    assert matrices.grid(["a"], ["b"], [nothing], **WORDS, bar="b", head="h") is None
-    assert scatter([Cloud(entry=A, points=[])], **WORDS, x="x", y="y") is None
-    assert curves([Curve(entry=A, values=[Value(x=1.0, mean=None)])], **WORDS, x="x", y="y") is None
-    assert bars([("row", [Bar(entry=A, value=None)])], **WORDS, axis="a", head="h") is None
+    assert matrices.triangles([(A, [nothing])], spec(bar="b")) is None
+    assert scatter([Cloud(entry=A, points=[])], spec(x="x", y="y")) is None
+    assert curves([Curve(entry=A, values=[Value(x=1.0, mean=None)])], spec(x="x", y="y")) is None
+    assert bars([("row", [Bar(entry=A, value=None)])], spec(y="a", head="h")) is None
     assert inside.depth_weights([(A, [])]) is None
     assert inside.stream_reads([(A, [[], []])]) is None
     assert inside.gates([(A, [[], []])]) is None
@@ -144,7 +146,7 @@ def test_no_values_make_no_picture() -> None:
 def test_triangles_share_their_colours_and_have_numbers() -> None:
     first: list[Row] = [[0.0, 0.2], [0.2, 0.0]]
     second: list[Row] = [[0.0, 0.4, 0.1], [0.4, 0.0, None], [0.1, None, 0.0]]
-    picture = matrices.triangles([(A, first), (B, second)], **WORDS, bar="angle")
+    picture = matrices.triangles([(A, first), (B, second)], spec(bar="angle"))
     assert picture is not None
     assert picture.numbers is not None
     _, small, large = drawings(picture)
@@ -162,20 +164,10 @@ def test_triangles_share_their_colours_and_have_numbers() -> None:
     assert picture.numbers.rows[0][1] == ["0.000", "0.200", "–"]
 
 
-def test_a_grid_names_its_rows_and_columns() -> None:
-    values: list[Row] = [[1.0, 3.0], [2.0, None]]
-    picture = matrices.grid(["cfp", "random"], ["0", "1"], values, **WORDS, bar="rank", head="criterion")
-    assert picture is not None
-    assert picture.numbers is not None
-    assert titles(picture.body) == ["cfp, 0: 1.000", "cfp, 1: 3.000", "random, 0: 2.000"]
-    assert picture.numbers.rows == [("cfp", ["1.000", "3.000"]), ("random", ["2.000", "–"])]
-    assert picture.body.count(">random</text>") == 2
-
-
 def test_a_scatter_says_how_far_both_go_together() -> None:
     points = [(0.1, 1.0, "1"), (0.2, 2.0, "2"), (0.4, 5.0, "3")]
     clouds = [Cloud(entry=A, points=points, words="Spearman 1.00"), Cloud(entry=B, points=points[:1])]
-    picture = scatter(clouds, **WORDS, x="share", y="rise")
+    picture = scatter(clouds, spec(x="share", y="rise"))
     assert picture is not None
     assert picture.numbers is not None
     assert len(drawings(picture)) == 2
@@ -188,7 +180,7 @@ def test_a_scatter_says_how_far_both_go_together() -> None:
 
 def test_labels_of_points_never_lie_on_each_other() -> None:
     points = [(float(i % 2), float(i // 2), str(100 + i)) for i in range(200)]
-    picture = scatter([Cloud(entry=A, points=points)], **WORDS, x="x", y="y")
+    picture = scatter([Cloud(entry=A, points=points)], spec(x="x", y="y"))
     assert picture is not None
     wide = picture.body[: picture.body.index("</svg>")]
     found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" class="point-label">(\d+)<', wide)
@@ -217,7 +209,7 @@ def test_curves_have_a_mean_a_shade_and_numbers() -> None:
         Curve(entry=A, values=[Value(x=0.1, mean=21.0, low=20.0, high=22.0), Value(x=0.5, mean=90.0)]),
         Curve(entry=B, values=[Value(x=0.1, mean=25.0), Value(x=0.3, mean=None)]),
     ]
-    picture = curves(found, **WORDS, x="ratio", y="perplexity", log=True, rule=(20.5, "whole"))
+    picture = curves(found, spec(x="ratio", y="perplexity", log=True, rule=(20.5, "whole")))
     assert picture is not None
     assert picture.numbers is not None
     assert len(drawings(picture)) == 2
@@ -233,7 +225,7 @@ def test_curves_have_a_mean_a_shade_and_numbers() -> None:
 
 def test_curves_end_at_the_top_that_is_asked_for() -> None:
     found = [Curve(entry=A, values=[Value(x=0.1, mean=21.0), Value(x=0.5, mean=9000.0)])]
-    picture = curves(found, **WORDS, x="ratio", y="perplexity", top=100.0)
+    picture = curves(found, spec(x="ratio", y="perplexity"), top=100.0)
     assert picture is not None
     assert 'class="beyond"' in picture.body
     assert "9,000" not in re.findall(r'class="tick"[^>]*>([^<]+)<', picture.body)
@@ -245,7 +237,7 @@ def test_bars_start_at_zero_and_have_their_interval() -> None:
         ("a criterion with a very long name", [Bar(entry=A, value=0.4)]),
         ("none", [Bar(entry=A, value=None)]),
     ]
-    picture = bars(groups, **WORDS, axis="Kendall τ-b", head="criterion", rule=(0.5, "half"))
+    picture = bars(groups, spec(y="Kendall τ-b", head="criterion", rule=(0.5, "half")))
     assert picture is not None
     assert picture.numbers is not None
     wide, _ = drawings(picture)
@@ -265,7 +257,7 @@ def test_bars_start_at_zero_and_have_their_interval() -> None:
 
 def test_bars_of_like_values_still_start_at_zero() -> None:
     groups = [(name, [Bar(entry=A, value=value)]) for name, value in (("a", 100.0), ("b", 101.0))]
-    picture = bars(groups, **WORDS, axis="x", head="h")
+    picture = bars(groups, spec(y="x", head="h"))
     assert picture is not None
     found = re.findall(r'<rect x="(-?[\d.]+)" y="[\d.]+" width="([\d.]+)"', picture.body)[:2]
     (start, first), (again, second) = [(float(x), float(width)) for x, width in found]

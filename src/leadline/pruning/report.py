@@ -12,9 +12,11 @@ from leadline.pruning.claim import RIVALS, best, level, mean_losses
 from leadline.report.curves import Curve, Value, curves
 from leadline.report.page import Cell, Column, Page, Table, TableRow, Verdict, render
 from leadline.report.pictures import Entry, Picture, Section
+from leadline.report.specs import Specs
 from leadline.report.words import count, fixed, listed, plain
 from leadline.training.gradient_steps import DEFINITIONS
 
+SPECS = Specs("leadline.pruning")
 DEFINITIONS_IN_WORDS = {
     "sum": "norms of all steps, before clipping",
     "clipped": "norms after clipping",
@@ -90,43 +92,20 @@ def _won(results: Mapping[str, Any], winner: str) -> str:
 
 
 def _section(results: Mapping[str, Any], entries: Sequence[Entry]) -> Section:
-    whole, task = results["whole"], results["task"]
     spread = "The shade spans the smallest and the largest value over seeds." if len(results["seeds"]) > 1 else ""
-    text = (
-        "The lowest curve is the criterion that chose best; where shades overlap, seeds differ as much as criteria do."
-    )
-    likely = "The share of held-out tokens that were the model's most likely one; higher is better."
-    found = [
-        _curves(
-            results,
-            entries,
-            "perplexity",
-            heading="Perplexity against ratio",
-            reading=text,
-            note=f"{_evaluation(results)} {spread}".strip(),
-            y="held-out perplexity",
-            log=True,
-            rule=(_mean(whole, "perplexity"), "nothing cut"),
-        )
-    ]
-    percents = [("accuracy", "Next-token accuracy against ratio", likely, "tokens right, %")]
-    if task is not None:
+    found = [_curves(results, entries, "perplexity", note=f"{_evaluation(results)} {spread}".strip())]
+    found.append(_curves(results, entries, "accuracy", scale=100, note=spread))
+    if (task := results["task"]) is not None:
+        heading = f"Accuracy on {task['name']}"
         right = f"The share of {task['questions']} questions whose right choice has the best score."
-        percents.append(("task", f"Accuracy on {task['name']}", right, "questions right, %"))
-    for name, heading, reading, y in percents:
-        rule = (100 * _mean(whole, name), "nothing cut")
-        more: dict[str, Any] = {"heading": heading, "reading": reading, "note": spread, "y": y, "rule": rule}
-        found.append(_curves(results, entries, name, scale=100, **more))
-    return Section(
-        name="ratios",
-        heading="Against ratio",
-        opening=f"What is left of the model when the {results['unit']}s of the lowest scores are skipped.",
-        pictures=[picture for picture in found if picture is not None],
-    )
+        words = {"heading": heading, "label": heading, "reading": right, "note": spread}
+        found.append(_curves(results, entries, "task", scale=100, **words))
+    opening = f"What is left of the model when the {results['unit']}s of the lowest scores are skipped."
+    return SPECS.section("ratios", found, opening=opening)
 
 
 def _curves(
-    results: Mapping[str, Any], entries: Sequence[Entry], name: str, *, heading: str, scale: float = 1, **more: Any
+    results: Mapping[str, Any], entries: Sequence[Entry], name: str, *, scale: float = 1, **words: str
 ) -> Picture | None:
     found = []
     for entry in entries:
@@ -136,8 +115,9 @@ def _curves(
             ends = (min(values), max(values)) if len(values) > 1 else (None, None)
             points.append(Value(x=point["ratio"], mean=statistics.fmean(values), low=ends[0], high=ends[1]))
         found.append(Curve(entry=entry, values=points))
-    x = f"share of {results['unit']}s cut"
-    return curves(found, name=name, heading=heading, label=heading, x=x, x_shown=lambda v: f"{v:g}", **more)
+    rule = (scale * _mean(results["whole"], name), "nothing cut")
+    spec = SPECS(name, x=f"share of {results['unit']}s cut", rule=rule, **words)
+    return curves(found, spec, x_shown=lambda v: f"{v:g}")
 
 
 def _table(results: Mapping[str, Any], entries: Sequence[Entry]) -> Table:

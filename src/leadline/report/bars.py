@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from leadline.report import svg
 from leadline.report.lines import Axis
-from leadline.report.pictures import Entry, Numbers, Picture
+from leadline.report.pictures import Entry, Numbers, Picture, PictureSpec
 from leadline.report.svg import Scale, tag
 from leadline.report.words import listed, shortened, significant
 
@@ -43,23 +43,13 @@ Group = tuple[str, Sequence[Bar]]
 
 def bars(
     groups: Sequence[Group],
+    spec: PictureSpec,
     *,
-    name: str,
-    heading: str,
-    reading: str,
-    label: str,
-    axis: str,
-    head: str,
-    note: str = "",
-    rule: tuple[float, str] | None = None,
     shown: Callable[[float | None], str] = significant,
 ) -> Picture | None:
     """A picture of bars from zero with their numbers; None where there are no values.
 
     Args:
-        label: what screen readers say; the rows' names are added.
-        head: what the rows are.
-        rule: a value to draw a line at, and its words.
         shown: how a value is written.
     """
     kept = [(row, [bar for bar in group if bar.value is not None]) for row, group in groups]
@@ -67,21 +57,21 @@ def bars(
     if not kept:
         return None
     ends = [end for _, group in kept for bar in group for end in bar.ends if end is not None]
-    low, high = svg.limits([*ends, *([rule[0]] if rule else [])], zero=True)
+    low, high = svg.limits([*ends, *([spec.rule[0]] if spec.rule else [])], zero=True)
     drawn = _Drawing(
-        label=f"{label}, for {listed([row for row, _ in kept])}.",
-        axis=Axis(label=axis, low=low, high=high),
+        label=f"{spec.label}, for {listed([row for row, _ in kept])}.",
+        axis=Axis(label=spec.y, low=low, high=high),
         groups=kept,
-        rule=rule,
+        rule=spec.rule,
         shown=shown,
     )
     entries = {bar.entry.index: bar.entry for _, group in groups for bar in group}
     numbers = Numbers(
-        head=head,
+        head=spec.head,
         columns=[entry.name for entry in entries.values()],
         rows=[(row, [_written(group, index, shown) for index in entries]) for row, group in groups],
     )
-    return Picture(name=name, heading=heading, reading=reading, note=note, body=drawn.draw(), numbers=numbers)
+    return spec.picture(drawn.draw(), numbers)
 
 
 @dataclass(frozen=True, kw_only=True)

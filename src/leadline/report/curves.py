@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from leadline.report import svg
 from leadline.report.lines import Axis, LinePicture, Panel
 from leadline.report.over_blocks import series
-from leadline.report.pictures import Entry, Numbers, Picture
+from leadline.report.pictures import Entry, Numbers, Picture, PictureSpec
 from leadline.report.words import listed, plain, significant
 
 
@@ -32,45 +32,35 @@ class Curve:
 
 def curves(
     found: Sequence[Curve],
+    spec: PictureSpec,
     *,
-    name: str,
-    heading: str,
-    reading: str,
-    label: str,
-    x: str,
-    y: str,
-    note: str = "",
-    log: bool = False,
     top: float | None = None,
-    rule: tuple[float, str] | None = None,
     x_shown: Callable[[float], str] = plain,
     y_shown: Callable[[float | None], str] = significant,
 ) -> Picture | None:
     """A picture of curves with their shades and numbers; None where no curve has values.
 
     Args:
-        label: what screen readers say; the entries' names are added.
-        x, y: the axes' labels.
-        log: a logarithmic y axis; values that are not positive are gaps.
         top: where the y axis ends; what lies above is marked on the edge.
-        rule: a value to draw a line at, and its words, such as the whole model's.
         x_shown, y_shown: how values are written.
     """
-    kept = [(curve, [v for v in curve.values if _drawn(v, log)]) for curve in found]
+    kept = [(curve, [v for v in curve.values if _drawn(v, spec.log)]) for curve in found]
     kept = [(curve, values) for curve, values in kept if values]
     if not kept:
         return None
     means = [v.mean for _, values in kept for v in values if v.mean is not None]
     ends = [end for _, values in kept for v in values for end in (v.low, v.high) if end is not None]
-    low, high = svg.limits([*means, *ends, *([rule[0]] if rule else [])], log=log)
+    low, high = svg.limits([*means, *ends, *([spec.rule[0]] if spec.rule else [])], log=spec.log)
     if top is not None and high > top > low:
         high = top
     places = sorted({v.x for _, values in kept for v in values})
     room = 0.02 * (places[-1] - places[0]) or 0.5
     picture = LinePicture(
-        label=f"{label}, for {listed([curve.entry.name for curve, _ in kept])}.",
-        x=Axis(label=x, low=places[0] - room, high=places[-1] + room, at=[(value, x_shown(value)) for value in places]),
-        y=Axis(label=y, low=low, high=high, log=log),
+        label=f"{spec.label}, for {listed([curve.entry.name for curve, _ in kept])}.",
+        x=Axis(
+            label=spec.x, low=places[0] - room, high=places[-1] + room, at=[(value, x_shown(value)) for value in places]
+        ),
+        y=Axis(label=spec.y, low=low, high=high, log=spec.log),
         panels=[
             Panel(
                 title="",
@@ -84,18 +74,14 @@ def curves(
                 ],
             )
         ],
-        rule=rule,
+        rule=spec.rule,
         dots=True,
         tip=lambda who, at, value: f"{who} at {x_shown(at)}: {y_shown(value)}",
     )
-    return Picture(
-        name=name,
-        heading=heading,
-        reading=reading,
-        note=note,
-        body=picture.draw(),
-        numbers=Numbers(
-            head=x,
+    return spec.picture(
+        picture.draw(),
+        Numbers(
+            head=spec.x,
             columns=[curve.entry.name for curve in found],
             rows=[
                 (x_shown(at), [_written(curve, at, y_shown) for curve in found])

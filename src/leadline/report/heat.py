@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from leadline.report import svg
 from leadline.report.colours import LEVELS, LEVELS_BELOW
 from leadline.report.pictures import Row
 from leadline.report.svg import tag
-from leadline.report.words import plain, shortened
+from leadline.report.words import plain
 
 Tip = Callable[[int, int, float], str]
 
@@ -117,29 +116,6 @@ def triangle(values: Sequence[Row], shades: Shades, label: str, tip: Tip | None)
         drawn.append(svg.words(str(block), 23.0, 2 + middle + 5, "tick", "end"))
         drawn.append(svg.words(str(block), 28.0 + middle, 219.0, "tick", "middle"))
     return svg.picture(232.0, 223.0, label, drawn, "square")
-
-
-def named(
-    values: Sequence[Row], shades: Shades, label: str, tip: Tip, rows: Sequence[str], columns: Sequence[str]
-) -> Markup:
-    """A matrix with a name beside every row and under the columns, those that have room: wide, and for phones."""
-    both = []
-    for full, most, class_, titles in ((800.0, 190.0, "wide", True), (360.0, 110.0, "narrow", False)):
-        letter = 6.4
-        left = min(max([40.0, *(len(row) * letter + 10 for row in rows)]), most)
-        width = full - left - 6
-        each = width / max(len(columns), 1)
-        high = min(max(each, 18.0), 30.0)
-        drawn = [cells(values, shades, each, high, tip if titles else None, x=left, y=2.0)]
-        for i, row in enumerate(rows):
-            text = shortened(row, int((left - 10) / letter))
-            drawn.append(svg.words(text, left - 6, 2 + (i + 0.5) * high + 4, "tick", "end"))
-        longest = max((len(column) for column in columns), default=1)
-        every = max(1, math.ceil((longest * letter + 8) / each))
-        for j in range(0, len(columns), every):
-            drawn.append(svg.words(columns[j], left + (j + 0.5) * each, high * len(rows) + 17, "tick", "middle"))
-        both.append(svg.picture(full, high * len(rows) + 24, label, drawn, class_))
-    return both[0] + both[1]
 
 
 def ragged(values: Sequence[Row], shades: Shades, label: str, tip: Tip | None, rows: tuple[str, str]) -> Markup:

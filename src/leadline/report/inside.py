@@ -17,24 +17,17 @@ from leadline.report.matrices import MOST_NUMBERS, MOST_TIPS, panels, triangles
 from leadline.report.over_blocks import by_sublayer, place_of, series
 from leadline.report.pictures import Entry, Numbers, Picture, Row
 from leadline.report.reading import some
+from leadline.report.specs import Specs
 from leadline.report.words import fixed, listed, plain, significant
+
+SPECS = Specs("leadline.report")
 
 Found = Sequence[tuple[Entry, list[Row]]]
 
 
 def angles(found: Found, *, numbers: bool = True) -> Picture | None:
     """Angular distance between what the blocks read, and the readout: a triangle per model, all on one scale."""
-    return triangles(
-        found,
-        name="angular-distance",
-        heading="Angular distance between blocks",
-        reading="A cell compares what two blocks read, by the angle between them: faint cells along the slope mean "
-        "neighbours that see nearly the same, so the blocks between them change little.",
-        label="Angular distance between what the blocks of {name} read.",
-        note="0 is one direction and 0.5 a right angle. Rows and columns are blocks; the last row is the readout.",
-        bar="angle ÷ π",
-        numbers=numbers,
-    )
+    return triangles(found, SPECS("angular-distance"), numbers=numbers)
 
 
 def depth_weights(found: Found, *, numbers: bool = True) -> Picture | None:
@@ -56,15 +49,8 @@ def depth_weights(found: Found, *, numbers: bool = True) -> Picture | None:
         titles = ("↓ one row per sublayer, by block", "← embedding")
         return heat.ragged(values, shades, label, tip if told else None, titles)
 
-    return Picture(
-        name="depth-weights",
-        heading="Depth weights",
-        reading="Each row is one sublayer's read and sums to one: a strong first column means that it goes back to the "
-        "embedding, a strong diagonal that it listens to its neighbours, and an even row that it averages all "
-        "of depth.",
-        note="Sources run from the embedding on the left to the latest output, or the running block's sum, on the "
-        "right.",
-        body=shades.bar("weight (colours by its root)") + panels([entry for entry, _ in kept], draw, "large"),
+    return SPECS("depth-weights").picture(
+        shades.bar("weight (colours by its root)") + panels([entry for entry, _ in kept], draw, "large"),
         numbers=_row_numbers(kept, "source", readout=True) if numbers else None,
     )
 
@@ -85,13 +71,8 @@ def stream_reads(found: Found, *, numbers: bool = True) -> Picture | None:
         label = f"Reads of {entry.name}: a column per sublayer and the readout, a row per stream."
         return heat.strip(values, shades, label, tip)
 
-    return Picture(
-        name="stream-reads",
-        heading="Reads from streams",
-        reading="Each column is one sublayer's read: how much of every stream goes into it. An even column takes the "
-        "mean of the streams, a strong cell listens to one of them.",
-        note="The last column is the readout.",
-        body=shades.bar("weight (colours by its root)") + panels([entry for entry, _ in kept], draw, "strips"),
+    return SPECS("stream-reads").picture(
+        shades.bar("weight (colours by its root)") + panels([entry for entry, _ in kept], draw, "strips"),
         numbers=_row_numbers(kept, "stream", readout=True) if numbers else None,
     )
 
@@ -120,13 +101,8 @@ def gates(found: Found, *, numbers: bool = True) -> Picture | None:
 
         return heat.strip(values, shades, f"Write gates of {entry.name}: a column per sublayer, a row per stream.", tip)
 
-    return Picture(
-        name="gates",
-        heading="Write gates",
-        reading="A gate of 0.1 replaces a tenth of a stream by the sublayer's output: the lines are means over the "
-        "streams within a shade from the least to the most open one, and the strips below show every stream.",
-        note="The first sublayers, which append streams, have no gate.",
-        body=drawn + shades.bar("gate (colours by its root)") + panels([entry for entry, _ in kept], draw, "strips"),
+    return SPECS("gates").picture(
+        drawn + shades.bar("gate (colours by its root)") + panels([entry for entry, _ in kept], draw, "strips"),
         numbers=_row_numbers(kept, "stream") if numbers else None,
     )
 
@@ -139,13 +115,8 @@ def diversity(found: Sequence[tuple[Entry, Row]], *, numbers: bool = True) -> Pi
     lines = [series(entry, by_sublayer(values)) for entry, values in kept]
     low, high = svg.limits([v for line in lines for v in line.values], zero=True)
     label = f"Stream diversity before every sublayer, for {_names(kept)}."
-    return Picture(
-        name="stream-diversity",
-        heading="Stream diversity",
-        reading="Zero means that all streams point the same way and could be one, and one that they are at right "
-        "angles and carry different things.",
-        note="1 − the mean cosine between pairs of streams, before each sublayer.",
-        body=_by_place([Panel(title="", series=lines)], label, "stream diversity", low, high),
+    return SPECS("stream-diversity").picture(
+        _by_place([Panel(title="", series=lines)], label, "stream diversity", low, high),
         numbers=_line_numbers(lines) if numbers else None,
     )
 
@@ -168,13 +139,8 @@ def mixing(found: Sequence[tuple[Entry, list[list[Row]]]], *, numbers: bool = Tr
         return heat.matrices(matrices, shades, f"Mixing matrices of {entry.name}, one per sublayer.", tips)
 
     shown = [(entry, [[v for r in m for v in r] for m in matrices]) for entry, matrices in kept]
-    return Picture(
-        name="mixing",
-        heading="Mixing between streams",
-        reading="Each square says how much of every stream goes into every other at one sublayer: a strong diagonal "
-        "alone keeps the streams apart, and colour beside it mixes them.",
-        note="Rows are the streams written to, columns those read from.",
-        body=shades.bar("entry (colours by its root)") + panels([entry for entry, _ in kept], draw, "strips"),
+    return SPECS("mixing").picture(
+        shades.bar("entry (colours by its root)") + panels([entry for entry, _ in kept], draw, "strips"),
         numbers=_row_numbers(shown, "entry") if numbers else None,
     )
 

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from leadline.report import heat
 from leadline.report.heat import Shades
-from leadline.report.pictures import Entry, Numbers, Picture, Row
+from leadline.report.pictures import Entry, Numbers, Picture, PictureSpec, Row
 from leadline.report.reading import some
 from leadline.report.svg import tag
 from leadline.report.words import fixed
@@ -40,13 +40,8 @@ def panels(entries: Sequence[Entry], draw: Callable[[int], Markup], size: str) -
 
 def triangles(
     found: Sequence[tuple[Entry, Matrix]],
+    spec: PictureSpec,
     *,
-    name: str,
-    heading: str,
-    reading: str,
-    label: str,
-    bar: str,
-    note: str = "",
     high: float | None = None,
     numbers: bool = True,
     last: str = "readout",
@@ -55,8 +50,6 @@ def triangles(
 
     Args:
         found: row and column i are what block i reads, the last row is what the last block leaves.
-        label: what screen readers say, with {name}.
-        bar: what the colours mean.
         high: the value of the strongest colour; the largest one that is there unless given.
         last: what the last row is called.
     """
@@ -73,11 +66,11 @@ def triangles(
         def tip(i: int, j: int, v: float) -> str:
             return f"{j} to {last if i + 1 == len(values) else i}: {fixed(v)}"
 
-        return heat.triangle(values, shades, label.format(name=entry.name), tip if told else None)
+        return heat.triangle(values, shades, spec.label.format(name=entry.name), tip if told else None)
 
-    body = shades.bar(bar) + panels([entry for entry, _ in kept], draw, "small")
+    body = shades.bar(spec.bar) + panels([entry for entry, _ in kept], draw, "small")
     shown = _square_numbers(kept, last) if numbers and len(everything) <= MOST_NUMBERS else None
-    return Picture(name=name, heading=heading, reading=reading, note=note, body=body, numbers=shown)
+    return spec.picture(body, shown)
 
 
 def _square_numbers(found: Sequence[tuple[Entry, Matrix]], last: str) -> Numbers:
@@ -96,43 +89,3 @@ def _square_numbers(found: Sequence[tuple[Entry, Matrix]], last: str) -> Numbers
             for i, row in enumerate(values)
         ],
     )
-
-
-def grid(
-    rows: Sequence[str],
-    columns: Sequence[str],
-    values: Sequence[Row],
-    *,
-    name: str,
-    heading: str,
-    reading: str,
-    label: str,
-    bar: str,
-    head: str,
-    note: str = "",
-    high: float | None = None,
-    root: bool = False,
-    shown: Callable[[float | None], str] = fixed,
-) -> Picture | None:
-    """One matrix with a name for every row and column, such as criteria by blocks; None where it has no values.
-
-    Args:
-        head: what the rows are.
-        root: colours by the root of the values, so that small ones show.
-        shown: how a value is written.
-    """
-    everything = [v for row in values for v in some(row)]
-    if not everything:
-        return None
-    shades = Shades.of(everything, high=high, root=root)
-
-    def tip(i: int, j: int, v: float) -> str:
-        return f"{rows[i]}, {columns[j]}: {shown(v)}"
-
-    body = shades.bar(bar) + heat.named(values, shades, label, tip, rows, columns)
-    numbers = Numbers(
-        head=head,
-        columns=columns,
-        rows=[(rows[i], [shown(value) for value in row]) for i, row in enumerate(values)],
-    )
-    return Picture(name=name, heading=heading, reading=reading, note=note, body=body, numbers=numbers)

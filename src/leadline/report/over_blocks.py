@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from leadline.report import svg
 from leadline.report.lines import Axis, Band, LinePicture, Panel, Point, Series
-from leadline.report.pictures import Entry, Numbers, Picture
+from leadline.report.pictures import Entry, Numbers, Picture, PictureSpec
 from leadline.report.words import fixed, listed, plain, significant
 
 
@@ -31,65 +31,40 @@ def series(entry: Entry, points: Sequence[Point], band: Band = ()) -> Series:
     return Series(index=entry.index, name=entry.name, key=entry.short, points=points, band=band)
 
 
-def over_blocks(
-    panels: Sequence[Panel],
-    *,
-    name: str,
-    heading: str,
-    label: str,
-    axis: str,
-    reading: str,
-    tip: str,
-    note: str = "",
-    log: bool = False,
-    zero: bool = False,
-    linear: float | None = None,
-    rule: tuple[float, str] | None = None,
-    decimals: int | None = None,
-    sublayers: bool = False,
-) -> Picture | None:
+def over_blocks(panels: Sequence[Panel], spec: PictureSpec) -> Picture | None:
     """A picture with the blocks along its x axis; None where no line has values.
 
     Args:
-        panels: of lines that come from `by_block`, or from `by_sublayer` where `sublayers`.
-        label: what screen readers say; the names of the lines are added.
-        axis: the label of the y axis.
-        tip: the words of a point, with {name}, {x}, {y} and {part} (`block 3 attention`).
-        log: a logarithmic y axis; values that are not positive are gaps.
-        linear: a signed logarithm on the y axis, linear up to about this size; `linear_below` finds one.
-        zero: whether zero has to be on the y axis.
-        rule: a value to draw a line at, and its words.
-        decimals: fixed ones for the values; three significant digits without.
+        panels: of lines that come from `by_block`, or from `by_sublayer` where `spec.sublayers`.
     """
-    drawn = [_kept(panel, log) for panel in panels]
+    drawn = [_kept(panel, spec.log) for panel in panels]
     lines = [line for panel in drawn for line in panel.series]
     if not lines:
         return None
     values = [v for line in lines for v in line.values] + [v for line in lines for _, *ends in line.band for v in ends]
-    low, high = svg.limits(values, log=log, zero=zero, linear=linear)
-    if rule:
-        low, high = min(low, rule[0]), max(high, rule[0])
+    low, high = svg.limits(values, log=spec.log, zero=spec.zero, linear=spec.linear)
+    if spec.rule:
+        low, high = min(low, spec.rule[0]), max(high, spec.rule[0])
     first = min(place for line in lines for place, _ in line.points)
     last = max(place for line in lines for place, _ in line.points)
 
     def shown(value: float | None) -> str:
-        return significant(value) if decimals is None else fixed(value, decimals)
+        return significant(value) if spec.decimals is None else fixed(value, spec.decimals)
 
     picture = LinePicture(
-        label=f"{label}, for {listed([line.name for line in drawn[0].series])}.",
+        label=f"{spec.label}, for {listed([line.name for line in drawn[0].series])}.",
         x=Axis(
             label="block",
             low=first,
             high=max(last, first + 1e-6),
-            at=_ticks(int(first), last, 12 if len(drawn) == 1 else 5, sublayers),
+            at=_ticks(int(first), last, 12 if len(drawn) == 1 else 5, spec.sublayers),
         ),
-        y=Axis(label=axis, low=low, high=high, log=log, linear=linear),
+        y=Axis(label=spec.y, low=low, high=high, log=spec.log, linear=spec.linear),
         panels=drawn,
-        rule=rule,
-        tip=lambda who, x, y: tip.format(name=who, x=plain(x), y=shown(y), part=place_of(x, last)),
+        rule=spec.rule,
+        tip=lambda who, x, y: spec.tip.format(name=who, x=plain(x), y=shown(y), part=place_of(x, last)),
     )
-    numbers = _numbers(drawn, shown, sublayers)
-    return Picture(name=name, heading=heading, reading=reading, note=note, body=picture.draw(), numbers=numbers)
+    return spec.picture(picture.draw(), _numbers(drawn, shown, spec.sublayers))
 
 
 def linear_below(values: Iterable[float]) -> float:

@@ -61,6 +61,61 @@ class Picture:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PictureSpec:
+    """What a picture is called, how it is read, and its axes.
+
+    Attributes:
+        name, heading, reading, note: as of `Picture`.
+        label: what screen readers say; the names of what is drawn are added, or stand at {name}.
+        x, y: the axes' labels.
+        log, x_log: logarithmic axes; values that are not positive are gaps.
+        linear: a signed logarithm on the y axis, linear up to about this size.
+        zero: whether zero has to be on the y axis.
+        rule: a value to draw a line at, and its words.
+        decimals: fixed ones for the values; three significant digits without.
+        tip: the words of a point, with {name}, {x}, {y} and {part} (`block 3 attention`).
+        sublayers: two places a block on the x axis.
+        head: what the rows of the numbers are; of points, what a point is.
+        bar: what the colours mean.
+        root: colours by the root of the values, so that small ones show.
+        values: where the values are found, such as ["lens", "kl"].
+        scale: by what they are multiplied: 100 for percent.
+    """
+
+    name: str
+    heading: str
+    reading: str
+    note: str = ""
+    label: str = ""
+    x: str = ""
+    y: str = ""
+    log: bool = False
+    x_log: bool = False
+    linear: float | None = None
+    zero: bool = False
+    rule: tuple[float, str] | None = None
+    decimals: int | None = None
+    tip: str = ""
+    sublayers: bool = False
+    head: str = ""
+    bar: str = ""
+    root: bool = False
+    values: tuple[str, ...] = ()
+    scale: float = 1
+
+    def picture(self, body: Markup, numbers: Numbers | None = None) -> Picture:
+        """The picture, drawn."""
+        return Picture(
+            name=self.name,
+            heading=self.heading,
+            reading=self.reading,
+            note=self.note,
+            body=body,
+            numbers=numbers,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Section:
     """A part of the page: a heading, an opening sentence, and its pictures."""
 

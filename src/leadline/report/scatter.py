@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from leadline.report import svg
 from leadline.report.lines import Axis
-from leadline.report.pictures import Entry, Numbers, Picture
+from leadline.report.pictures import Entry, Numbers, Picture, PictureSpec
 from leadline.report.svg import Scale, tag
 from leadline.report.words import fixed, listed, significant
 
@@ -90,62 +90,50 @@ class ScatterPicture:
 
 def scatter(
     clouds: Sequence[Cloud],
+    spec: PictureSpec,
     *,
-    name: str,
-    heading: str,
-    reading: str,
-    label: str,
-    x: str,
-    y: str,
-    point: str = "block",
-    note: str = "",
-    x_log: bool = False,
-    y_log: bool = False,
-    y_linear: float | None = None,
-    x_shown: Callable[[float], str] = significant,
     y_shown: Callable[[float], str] = significant,
 ) -> Picture | None:
     """A scatter picture with its numbers and what they say of the two; None where there are no points.
 
     Args:
-        label: what screen readers say; the entries' names are added.
-        x, y: the axes' labels.
-        point: what a point is.
-        x_log, y_log: logarithmic axes; points that have no place on them are left out of the drawing.
-        y_linear: a signed logarithm on the y axis, linear up to about this size.
-        x_shown, y_shown: how values are written.
+        spec: of its axes; points that have no place on them are left out of the drawing.
+        y_shown: how values of y are written.
     """
     kept = [cloud for cloud in clouds if cloud.points]
     placed = [
-        Cloud(entry=cloud.entry, words=cloud.words, points=[p for p in cloud.points if _has_place(p, x_log, y_log)])
+        Cloud(
+            entry=cloud.entry,
+            words=cloud.words,
+            points=[p for p in cloud.points if _has_place(p, spec.x_log, spec.log)],
+        )
         for cloud in kept
     ]
     xs = [a for cloud in placed for a, _, _ in cloud.points]
     ys = [b for cloud in placed for _, b, _ in cloud.points]
     if not xs:
         return None
-    x_low, x_high = svg.limits(xs, log=x_log, pad=0.05)
-    y_low, y_high = svg.limits(ys, log=y_log, pad=0.06, linear=y_linear)
+    x_low, x_high = svg.limits(xs, log=spec.x_log, pad=0.05)
+    y_low, y_high = svg.limits(ys, log=spec.log, pad=0.06, linear=spec.linear)
+    point = spec.head or "block"
     picture = ScatterPicture(
-        label=f"{label}, for {listed([cloud.entry.name for cloud in placed])}.",
-        x=Axis(label=x, low=x_low, high=x_high, log=x_log),
-        y=Axis(label=y, low=y_low, high=y_high, log=y_log, linear=y_linear),
+        label=f"{spec.label}, for {listed([cloud.entry.name for cloud in placed])}.",
+        x=Axis(label=spec.x, low=x_low, high=x_high, log=spec.x_log),
+        y=Axis(label=spec.y, low=y_low, high=y_high, log=spec.log, linear=spec.linear),
         clouds=placed,
-        tip=lambda who, what, a, b: f"{who}, {point} {what}: {x} {x_shown(a)}, {y} {y_shown(b)}",
+        tip=lambda who, what, a, b: f"{who}, {point} {what}: {spec.x} {significant(a)}, {spec.y} {y_shown(b)}",
     )
     several = len(kept) > 1
     numbers = Numbers(
         head=point,
-        columns=[x, y],
+        columns=[spec.x, spec.y],
         rows=[
-            (f"{cloud.entry.name}, {what}" if several else what, [x_shown(a), y_shown(b)])
+            (f"{cloud.entry.name}, {what}" if several else what, [significant(a), y_shown(b)])
             for cloud in kept
             for a, b, what in cloud.points
         ],
     )
-    return Picture(
-        name=name, heading=heading, reading=reading, note=note, body=_said(kept) + picture.draw(), numbers=numbers
-    )
+    return spec.picture(_said(kept) + picture.draw(), numbers)
 
 
 def together(name: str, value: float | None, low: float | None, high: float | None, reason: str | None = None) -> str:

@@ -194,14 +194,15 @@ def test_importance_that_costs_nothing_is_said() -> None:
 
 
 def test_the_picture_has_a_mark_where_theory_puts_the_bar() -> None:
-    from leadline.experiments.gradient_fan_in.pictures import _late
+    from leadline.experiments.gradient_fan_in.pictures import SPECS, _bars, _late_rows
     from leadline.report.pictures import Entry
 
     control = arm("vanilla", proportional, blocks=24, repeat=(8, 2))
     found = arm("repeated", proportional, blocks=24, repeat=(8, 2))
     found["against"] = against(found, control)
     entries = [Entry(index=index, name=name) for index, name in enumerate(("vanilla", "repeated"))]
-    picture = _late(list(zip(entries, (control, found), strict=True)), {"last_blocks": 8})
+    arms = list(zip(entries, (control, found), strict=True))
+    picture = _bars(arms, _late_rows(arms, {"last_blocks": 8}, ""), SPECS("late"))
     assert picture is not None
     assert str(picture.body).count("bar-expected") == 2  # one bar, in the wide picture and in the narrow one
     assert "expected" in picture.numbers.rows[0][1][1]

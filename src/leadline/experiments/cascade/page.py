@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leadline.experiments.cascade.pictures import sections
+from leadline.experiments.cascade.pictures import SPECS, sections
 from leadline.experiments.cascade.verdict import called
 from leadline.experiments.results import Judgement, facts
 from leadline.report.page import Cell, Column, Entry, Page, Table, TableRow, Tone
@@ -64,9 +64,9 @@ def make_page(results: Mapping[str, Any]) -> Page:
 
 def _table(arms: Sequence[Arm], entries: Sequence[Entry], results: Mapping[str, Any]) -> Table:
     batch = results["speed"]["options"]["batch"]
-    return Table(
-        label="Loss and speed of every design",
-        head="Design",
+    return SPECS.table(
+        "designs",
+        [_row(arm, entry, len(results["seeds"])) for arm, entry in zip(arms, entries, strict=True)],
         columns=[
             Column(heading="Held-out loss", unit="bits per byte"),
             Column(heading="Difference", unit="to its control"),
@@ -77,10 +77,6 @@ def _table(arms: Sequence[Arm], entries: Sequence[Entry], results: Mapping[str, 
             Column(heading="Throughput", unit=f"tokens/s, batch {batch}"),
             Column(heading="Change", unit="to its control"),
         ],
-        rows=[_row(arm, entry, len(results["seeds"])) for arm, entry in zip(arms, entries, strict=True)],
-        notes="Loss: mean over seeds and 95 % interval; a difference is coloured where it is beyond noise and large "
-        "enough to matter. Speeds: median of interleaved rounds and its interval, coloured where that has 95 % and "
-        "excludes no change.",
     )
 
 
@@ -160,22 +156,7 @@ def _budgets(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
                 ],
             )
         )
-    return Table(
-        label="Sizes and budgets",
-        head="Design",
-        columns=[
-            Column(heading="Layers"),
-            Column(heading="Heads", unit="most to fewest"),
-            Column(heading="MLP width", unit="most to least"),
-            Column(heading="Parameters"),
-            Column(heading="Training FLOPs", unit="a token"),
-            Column(heading="Tokens"),
-            Column(heading="FLOPs in all", unit="off the baseline's"),
-            Column(heading="Learning rate"),
-            Column(heading="Uniform control", unit="and its cost beside this one's", words=True),
-        ],
-        rows=rows,
-    )
+    return SPECS.table("budgets", rows)
 
 
 def _ends(values: Sequence[int]) -> str:

@@ -8,7 +8,10 @@ from typing import Any
 from leadline.report import svg
 from leadline.report.lines import Axis, LinePicture, Panel, Series
 from leadline.report.pictures import Numbers, Picture, Section
+from leadline.report.specs import Specs
 from leadline.report.words import count, fixed, plain
+
+SPECS = Specs("leadline.experiments.cascade")
 
 Arm = Mapping[str, Any]
 
@@ -16,24 +19,9 @@ Arm = Mapping[str, Any]
 def sections(arms: Sequence[Arm]) -> list[Section]:
     """The pictures: where the width is, how the designs learn, how fast they generate."""
     return [
-        Section(
-            name="shapes",
-            heading="Where the width is",
-            opening="The designs differ in how wide each layer is inside; the model's width is the same everywhere.",
-            pictures=[_shapes(arms)],
-        ),
-        Section(
-            name="learning",
-            heading="How they learn",
-            opening="All designs see the same text in the same order, some more of it than others.",
-            pictures=[picture for picture in [_curves(arms)] if picture],
-        ),
-        Section(
-            name="generation",
-            heading="How fast they generate",
-            opening="All models take turns in every round, so what disturbs the machine disturbs them alike.",
-            pictures=[picture for picture in [_speeds(arms)] if picture],
-        ),
+        SPECS.section("shapes", [_shapes(arms)]),
+        SPECS.section("learning", [_curves(arms)]),
+        SPECS.section("generation", [_speeds(arms)]),
     ]
 
 
@@ -55,12 +43,7 @@ def _shapes(arms: Sequence[Arm]) -> Picture:
         panels=panels,
         tip=lambda name, x, y: f"{name}: {plain(y)} of the width in layer {x:.0f}",
     )
-    return Picture(
-        name="widths",
-        heading="Widths by layer",
-        reading="Each line is one design: where it is low, layers are narrow and cheap.",
-        body=picture.draw(),
-    )
+    return SPECS("widths").picture(picture.draw())
 
 
 def _curves(arms: Sequence[Arm]) -> Picture | None:
@@ -83,13 +66,8 @@ def _curves(arms: Sequence[Arm]) -> Picture | None:
         tip=lambda name, x, y: f"{name}: {fixed(y)} bits per byte after {count(x)}FLOPs",
         dots=True,
     )
-    return Picture(
-        name="curves",
-        heading="Loss over training FLOPs",
-        reading="Each line is one design's loss on text it never trained on, mean over seeds; lower is better, and all "
-        "lines end at the same cost.",
-        note="The first steps lie above the picture.",
-        body=picture.draw(),
+    return SPECS("curves").picture(
+        picture.draw(),
         numbers=Numbers(
             head="design",
             columns=["tokens", "training FLOPs", "bits per byte"],
@@ -127,13 +105,7 @@ def _speeds(arms: Sequence[Arm]) -> Picture | None:
         rule=(1.0, "control = 1"),
         tip=lambda name, x, y: f"{name}: {fixed(y)} in round {x:.0f}",
     )
-    return Picture(
-        name="rounds",
-        heading="Latency by round",
-        reading="Each line is one taper's time for a token at batch 1, divided by its uniform control's in the same "
-        "round: below 1 is faster, and a line that crosses 1 back and forth is noise.",
-        body=picture.draw(),
-    )
+    return SPECS("rounds").picture(picture.draw())
 
 
 def _series(index: int, arm: Arm, points: Sequence[tuple[float, float | None]]) -> Series:

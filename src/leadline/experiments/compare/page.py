@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from leadline.experiments.compare.pictures import has_pictures, sections
+from leadline.experiments.compare.pictures import SPECS, has_pictures, sections
 from leadline.experiments.results import facts
 from leadline.report import svg
 from leadline.report.page import Cell, Column, Entry, Page, Table, TableRow, Tone
@@ -94,23 +94,9 @@ def _table(shown: Sequence[tuple[Entry, Arm]], results: Mapping[str, Any]) -> Ta
         if seeds > 1
         else f"One seed, so there are no intervals over seeds. Differences are in bits per byte to {baseline}."
     )
-    return Table(
-        label="Results of all designs",
-        head="Design",
-        columns=[
-            Column(heading="Bits per byte", unit="held out"),
-            Column(heading="Difference", unit="to baseline"),
-            Column(heading="Beyond noise?", words=True),
-            Column(heading="", unit="← better, worse →", drawn=True),
-            Column(heading="Loss", unit="nats a token"),
-            Column(heading="Tokens/s"),
-            Column(heading="Time", unit="relative"),
-            Column(heading="Memory", unit="peak"),
-            Column(heading="Parameters"),
-            Column(heading="FLOPs", unit="a token"),
-            Column(heading="Depth", unit="FLOPs"),
-        ],
-        rows=[_row(entry, arm, seeds, reach) for entry, arm in order],
+    return SPECS.table(
+        "designs",
+        [_row(entry, arm, seeds, reach) for entry, arm in order],
         notes=f"Lowest bits per byte first. {intervals} FLOPs are those of training on a token; the last column is the "
         "part of the depth operators. Time is that of a training step, over the baseline's, all designs in turns after "
         "the runs; tokens a second are of the runs themselves, which share the machine and its load: designs can't be "
@@ -202,17 +188,9 @@ def _forest(entry: Entry, difference: Mapping[str, Any] | None, reach: float) ->
 
 
 def _described(shown: Sequence[tuple[Entry, Arm]], results: Mapping[str, Any]) -> Table:
-    return Table(
-        label="The designs and their settings",
-        head="Design",
-        columns=[
-            Column(heading="What it is", words=True),
-            Column(heading="Source", words=True),
-            Column(heading="Learning rate"),
-            Column(heading="Other settings", words=True),
-            Column(heading="Bits per byte", unit="by seed" if len(results["seeds"]) > 1 else "", words=True),
-        ],
-        rows=[
+    return SPECS.table(
+        "settings",
+        [
             TableRow(
                 head=entry.name,
                 entry=entry,
@@ -225,6 +203,13 @@ def _described(shown: Sequence[tuple[Entry, Arm]], results: Mapping[str, Any]) -
                 ],
             )
             for entry, arm in shown
+        ],
+        columns=[
+            Column(heading="What it is", words=True),
+            Column(heading="Source", words=True),
+            Column(heading="Learning rate"),
+            Column(heading="Other settings", words=True),
+            Column(heading="Bits per byte", unit="by seed" if len(results["seeds"]) > 1 else "", words=True),
         ],
     )
 

@@ -11,7 +11,10 @@ from leadline.report.lines import Axis, LinePicture, Panel, Point, Series
 from leadline.report.over_blocks import by_block, by_sublayer, linear_below, over_blocks, series, signed_note
 from leadline.report.pictures import Entry, Numbers, Picture, Section
 from leadline.report.reading import some
+from leadline.report.specs import Specs
 from leadline.report.words import count, fixed, listed, plain
+
+SPECS = Specs("leadline.experiments.compare")
 
 Arm = Mapping[str, Any]
 Shown = Sequence[tuple[Entry, Arm]]
@@ -21,45 +24,37 @@ def sections(arms: Shown, results: Mapping[str, Any]) -> list[Section]:
     """All pictures that have values."""
     sweeps = results["learning_rates"]
     return [
-        Section(
-            name="learning",
-            heading="How they learn",
-            opening="All designs see the same text in the same order.",
-            pictures=_there(_curves(arms), _distance(arms)),
-        ),
-        Section(
-            name="depth",
-            heading="Along depth",
-            opening=f"What {results['preset']['blocks']} blocks do, measured on held-out text after training. A block "
-            "is one attention and one MLP sublayer; blocks are counted from 0. Every design stands on the same axis.",
-            pictures=_there(
+        SPECS.section("learning", [_curves(arms), _distance(arms)]),
+        SPECS.section(
+            "depth",
+            [
                 _growth(arms),
-                _reads(arms),
-                _outputs(arms),
+                over_blocks([_panel(arms, lambda arm: by_sublayer(_values(arm, "read_rms")))], SPECS("reads")),
+                over_blocks(
+                    [
+                        _panel(arms, lambda arm: by_block(_values(arm, "output_rms")[0::2]), "attention"),
+                        _panel(arms, lambda arm: by_block(_values(arm, "output_rms")[1::2]), "MLP"),
+                    ],
+                    SPECS("outputs"),
+                ),
                 _gradients(arms),
                 _removal(arms),
                 inside.angles(_found(arms, "angular_distance"), numbers=False),
-            ),
+            ],
+            opening=f"What {results['preset']['blocks']} blocks do, measured on held-out text after training. A block "
+            "is one attention and one MLP sublayer; blocks are counted from 0. Every design stands on the same axis.",
         ),
-        Section(
-            name="inside",
-            heading="Inside the connections",
-            opening="What each connection shows of itself: these pictures exist only for the designs "
-            "that have such parts.",
-            pictures=_there(
+        SPECS.section(
+            "inside",
+            [
                 inside.depth_weights(_found(arms, "depth_weights"), numbers=False),
                 # Hyper-connections call what they write with gates as well, but it replaces nothing.
                 inside.gates(_found([one for one in arms if not _values(one[1], "mixing")], "gates"), numbers=False),
                 inside.diversity(_found(arms, "stream_diversity"), numbers=False),
                 inside.mixing(_found(arms, "mixing"), numbers=False),
-            ),
+            ],
         ),
-        Section(
-            name="settings",
-            heading="Settings",
-            opening="No design should win or lose by its settings, so each runs at the learning rate that suits it.",
-            pictures=_there(_learning_rates(arms, sweeps)),
-        ),
+        SPECS.section("settings", [_learning_rates(arms, sweeps)]),
     ]
 
 
@@ -83,10 +78,6 @@ def _curve(arm: Arm) -> list[tuple[float, float]]:
     return list(zip(curve["tokens"], curve["bits_per_byte"], strict=True)) if curve else []
 
 
-def _there(*pictures: Picture | None) -> list[Picture]:
-    return [picture for picture in pictures if picture is not None]
-
-
 def _curves(arms: Shown) -> Picture | None:
     shown = [(entry, _curve(arm)) for entry, arm in arms if _curve(arm)]
     if not shown:
@@ -104,13 +95,8 @@ def _curves(arms: Shown) -> Picture | None:
         panels=[Panel(title="", series=[series(entry, curve) for entry, curve in shown])],
         tip=lambda name, x, y: f"{name}: {fixed(y)} bits per byte after {count(x)} tokens",
     )
-    return Picture(
-        name="learning-curves",
-        heading="Learning curves",
-        reading="Each line is one design's loss on text it never trained on, so lower is better, "
-        "and a line that gets low further left learns from fewer tokens.",
-        note="The first steps lie above the picture." if cut else "",
-        body=picture.draw(),
+    return SPECS("learning-curves", note="The first steps lie above the picture." if cut else "").picture(
+        picture.draw(),
         numbers=Numbers(
             head="tokens",
             columns=[entry.name for entry, _ in shown],
@@ -144,13 +130,11 @@ def _distance(arms: Shown) -> Picture | None:
         rule=(0.0, f"{name} = 0"),
         tip=lambda name, x, y: f"{name}: {fixed(y, sign=True)} after {count(x)} tokens",
     )
-    return Picture(
-        name="distance",
-        heading="Distance to the baseline",
+    return SPECS(
+        "distance",
         reading=f"The same losses with {name}'s taken off at the same number of tokens, so a line below zero "
         "is ahead of the baseline at that moment, and its slope says whether the lead grows.",
-        body=picture.draw(),
-    )
+    ).picture(picture.draw())
 
 
 def _growth(arms: Shown) -> Picture | None:
@@ -160,91 +144,28 @@ def _growth(arms: Shown) -> Picture | None:
         return by_block(v / base if v is not None else None for v in values)[1:] if base else []
 
     summed = any(_values(arm, "mixing") for _, arm in arms)
+    streams = ", for hyper-connections the mean of their streams" if summed else ""
     return over_blocks(
         [_panel(arms, relative)],
-        log=True,
-        name="growth",
-        heading="Activation growth",
-        label="Block-output RMS relative to block 1, on a logarithmic axis",
-        axis="block-output RMS ÷ that of block 1",
-        reading="A line that climbs means that the signal handed to the next block keeps growing, which leaves each "
-        "later block a smaller share of it, while a level line means that depth stays open.",
-        note="A block's output is what the next block reads; the last point is the readout"
-        f"{', for hyper-connections the mean of their streams' if summed else ''}. Block 0 is left out: its jump comes "
-        "from the small embedding.",
-        rule=(1.0, "as large as after block 1"),
-        tip="{name}, block {x}: {y} times block 1",
-    )
-
-
-def _reads(arms: Shown) -> Picture | None:
-    return over_blocks(
-        [_panel(arms, lambda arm: by_sublayer(_values(arm, "read_rms")))],
-        log=True,
-        name="reads",
-        heading="What each sublayer reads",
-        label="RMS of what each sublayer reads before its norm, on a logarithmic axis",
-        axis="RMS of the read, before the norm",
-        reading="Each point is the size of what one sublayer sees of depth, so compare the slopes rather than "
-        "the heights.",
-        note="A read that averages k sources is about √k times smaller than their sum, by averaging alone; hence the "
-        "picture of outputs below.",
-        tip="{name}, {part}: {y}",
-        sublayers=True,
-    )
-
-
-def _outputs(arms: Shown) -> Picture | None:
-    panels = [
-        _panel(arms, lambda arm: by_block(_values(arm, "output_rms")[0::2]), "attention"),
-        _panel(arms, lambda arm: by_block(_values(arm, "output_rms")[1::2]), "MLP"),
-    ]
-    return over_blocks(
-        panels,
-        log=True,
-        name="outputs",
-        heading="What each sublayer writes",
-        label="RMS of what each sublayer returns, attention and MLP apart, on a logarithmic axis",
-        axis="RMS of the output",
-        reading="Where outputs grow along depth, later sublayers must write larger updates to have an effect on a "
-        "stream that grows as well.",
-        tip="{name}, block {x}: {y}",
+        SPECS(
+            "growth",
+            note=f"A block's output is what the next block reads; the last point is the readout{streams}. Block 0 is "
+            "left out: its jump comes from the small embedding.",
+        ),
     )
 
 
 def _gradients(arms: Shown) -> Picture | None:
     blocks = max((len(_values(arm, "gradient_share")) for _, arm in arms), default=0)
     percent = _panel(arms, lambda arm: by_block(v and 100 * v for v in _values(arm, "gradient_share")))
-    return over_blocks(
-        [percent],
-        log=True,
-        name="gradient-share",
-        heading="Gradient share",
-        label="Share of the gradient's norm that each block received over training, in percent, on a logarithmic axis",
-        axis="share of all blocks' gradient norm, % (logarithmic)",
-        reading="Each point is the part of the training signal that reached a block over the whole run; "
-        "a line that falls means that the early blocks took most of it.",
-        rule=(100 / blocks, "an even share") if blocks else None,
-        tip="{name}, block {x}: {y} %",
-    )
+    return over_blocks([percent], SPECS("gradient-share", rule=(100 / blocks, "an even share") if blocks else None))
 
 
 def _removal(arms: Shown) -> Picture | None:
     linear = linear_below(v for _, arm in arms for v in some(_values(arm, "removal")))
     return over_blocks(
         [_panel(arms, lambda arm: by_block(_values(arm, "removal")))],
-        linear=linear,
-        zero=True,
-        rule=(0.0, ""),
-        name="removal",
-        heading="Loss when a block is removed",
-        label="Rise in held-out bits per byte when one block is left out, on a signed logarithmic axis",
-        axis="rise in bits per byte",
-        reading="Each point is what the trained model loses when this one block is skipped: a point near zero "
-        "means that the block can be skipped at little cost.",
-        note=signed_note(linear),
-        tip="{name} without block {x}: {y} bits per byte",
-        decimals=4,
+        SPECS("removal", linear=linear, note=signed_note(linear)),
     )
 
 
@@ -278,13 +199,8 @@ def _learning_rates(arms: Shown, sweeps: Sequence[Mapping[str, Any]]) -> Picture
     sources = list(dict.fromkeys(sweep["source"] for _, _, sweep in drawn))
     at = [dict(points) for _, points, _ in drawn]
     above = " Runs beyond the upper edge diverged or nearly so." if cut else ""
-    return Picture(
-        name="learning-rates",
-        heading="Sensitivity to the learning rate",
-        reading="The rings mark the learning rates used here; a flat line forgives a wrong choice, a steep one "
-        "does not.",
-        note=f"Points from: {listed(sources)}.{above}",
-        body=picture.draw(),
+    return SPECS("learning-rates", note=f"Points from: {listed(sources)}.{above}").picture(
+        picture.draw(),
         numbers=Numbers(
             head="learning rate",
             columns=names,

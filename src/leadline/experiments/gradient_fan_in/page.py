@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leadline.experiments.gradient_fan_in.arms import amount_of
-from leadline.experiments.gradient_fan_in.pictures import sections
+from leadline.experiments.gradient_fan_in.pictures import SPECS, sections
 from leadline.experiments.gradient_fan_in.verdict_fan_in import DECIDES, PARTS
 from leadline.experiments.gradient_fan_in.verdict_late import difference_words, reading_of
 from leadline.experiments.results import Judgement, facts
@@ -80,25 +80,8 @@ def make_page(results: Mapping[str, Any]) -> Page:
 
 
 def _table(arms: Sequence[Arm], entries: Sequence[Entry], results: Mapping[str, Any]) -> Table:
-    return Table(
-        label="Loss, correlations and late importance of every arm",
-        head="Arm",
-        columns=[
-            Column(heading="Held-out loss", unit="bits per byte"),
-            Column(heading="ḡ (sum) follows φ", unit="Spearman"),
-            Column(heading="ḡ (sum) goes with ΔM", unit="Spearman"),
-            Column(heading="First block", unit="% of the gradient"),
-            Column(heading="Late importance", unit="late blocks over mean"),
-            Column(heading="Difference", unit="to the control"),
-            Column(heading="Speed", unit="tokens a second"),
-        ],
-        rows=[_row(arm, entry, len(results["seeds"])) for arm, entry in zip(arms, entries, strict=True)],
-        notes="Late importance: of the last third, and of the repeated blocks where blocks are repeated, for which the "
-        "second line of the difference has what φ predicts. "
-        "Loss and late importance: mean over seeds and 95 % interval (Student's t). Correlations: mean over "
-        "seeds, and the interval that covers a bootstrap's over blocks and seeds and Student's t over seeds, both of "
-        "95 % (with one seed the bootstrap's over blocks alone); coloured where it lies on one side of "
-        "zero. Speeds are measured while other runs share the machine.",
+    return SPECS.table(
+        "arms", [_row(arm, entry, len(results["seeds"])) for arm, entry in zip(arms, entries, strict=True)]
     )
 
 
@@ -187,21 +170,7 @@ def _definitions(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
             cells = [words, *of_both, _fit(arm["fits"].get(words))]
             head, shown = (arm["name"], entry) if index == 0 else ("", None)
             rows.append(TableRow(head=head, entry=shown, cells=cells))
-    return Table(
-        label="Correlations of the gradient share by definition and by phase of training",
-        head="Arm",
-        columns=[
-            Column(heading="Definition", words=True),
-            Column(heading="with φ", unit="Spearman"),
-            Column(heading="with ΔM", unit="Spearman"),
-            Column(heading="R² over φ", unit="its own shape"),
-        ],
-        rows=rows,
-        notes="sum: of the norms before clipping; clipped: what clipping leaves of them; mean-of-shares: every step "
-        "counts alike; after-warmup: without the steps in which the learning rate rises. A claim holds only where it "
-        "holds by every definition. R²: of a line through ḡ over φ; the other shape is linear where the arm has exits, "
-        "else quadratic.",
-    )
+    return SPECS.table("definitions", rows)
 
 
 def _fit(found: Mapping[str, Any] | None) -> Cell | str:
@@ -209,11 +178,9 @@ def _fit(found: Mapping[str, Any] | None) -> Cell | str:
 
 
 def _all_correlations(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
-    return Table(
-        label="Every correlation of every arm",
-        head="Arm",
-        columns=[Column(heading="Of", words=True), *(Column(heading=kind.capitalize()) for kind in KINDS)],
-        rows=[
+    return SPECS.table(
+        "all_correlations",
+        [
             TableRow(
                 head=arm["name"] if index == 0 else "",
                 entry=entry if index == 0 else None,
@@ -224,23 +191,14 @@ def _all_correlations(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
             for index, (pair, words) in enumerate(PAIRS.items())
             if pair in arm["correlations"]
         ],
-        notes="Kendall's is τ-b. Mean over seeds, and the interval as above.",
+        columns=[Column(heading="Of", words=True), *(Column(heading=kind.capitalize()) for kind in KINDS)],
     )
 
 
 def _kinds(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
-    return Table(
-        label="What the arms are",
-        head="Arm",
-        columns=[
-            Column(heading="What", words=True),
-            Column(heading="Control", words=True),
-            Column(heading="Learning rate"),
-            Column(heading="Trained on"),
-            Column(heading="Parameters"),
-            Column(heading="Training FLOPs", unit="a token, or an image"),
-        ],
-        rows=[
+    return SPECS.table(
+        "kinds",
+        [
             TableRow(
                 head=arm["name"],
                 entry=entry,

@@ -5,23 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from leadline.experiments.probe.report import findings
-from leadline.experiments.probe.report.connection import connection
-from leadline.experiments.probe.report.importance import gradients, importance
-from leadline.experiments.probe.report.similarity import lens, likeness
-from leadline.experiments.probe.report.sizes import sizes
+from leadline.experiments.probe.report.pictures import SPECS, sections
 from leadline.experiments.probe.report.values import ModelValues, ProbeValues, growth, least, places
 from leadline.probes.paired import Bounds
 from leadline.report.page import Cell, Column, Page, Table, TableRow
-from leadline.report.pictures import Section
 from leadline.report.reading import items, number, some, text
 from leadline.report.words import count, duration, fixed, listed, memory, plain, significant
 
 KINDS = {"run": "Leadline run", "leadline": "Leadline decoder", "hugging-face": "Hugging Face model"}
-_COUNTED = "Blocks are counted from 0, as prune --blocks counts them."
-_APART = (
-    "Two blocks are told apart by the paired difference over sequences (a t-test), all pairs together with Holm's "
-    "correction at 5 %."
-)
 
 
 def build(results: Any) -> Page:
@@ -40,7 +31,7 @@ def build(results: Any) -> Page:
         table=_table(report),
         entries=[m.entry for m in report.models],
         legend="models",
-        sections=_sections(report),
+        sections=sections(report),
         tables=[(f"Block by block: {m.name}", _blocks(m)) for m in report.measured if m.blocks],
         facts=_facts(report),
         command=report.command,
@@ -53,49 +44,6 @@ def _told(model: ModelValues, *, alone: bool) -> list[str]:
     if alone:
         return [f"{part[0].upper()}{part[1:]}." for part in said]
     return [f"{model.name}: {'; '.join(said)}."] if said else []
-
-
-def _sections(report: ProbeValues) -> list[Section]:
-    return [
-        Section(
-            name="need",
-            heading="Importance (ablation ΔM)",
-            opening=f"The model with one part left out. {_COUNTED} {_APART}",
-            pictures=importance(report),
-        ),
-        Section(
-            name="sizes",
-            heading="Sizes along depth",
-            opening="What blocks leave and sublayers give, over all tokens. In a plain residual stream a block leaves "
-            "the stream; for any other connection it is what the next block reads.",
-            pictures=sizes(report),
-        ),
-        Section(
-            name="likeness",
-            heading="How much blocks change",
-            opening="The same states compared with each other.",
-            pictures=likeness(report),
-        ),
-        Section(
-            name="lens",
-            heading="If the model ended here",
-            opening="The final norm and the head put after each block: the logit lens.",
-            pictures=lens(report),
-        ),
-        Section(
-            name="gradients",
-            heading="Gradients",
-            opening="What the loss on this text asks of each block.",
-            pictures=gradients(report),
-        ),
-        Section(
-            name="inside",
-            heading="Inside the connections",
-            opening="What a connection or a norm shows of itself: these pictures exist only for the models that have "
-            "such parts.",
-            pictures=connection(report),
-        ),
-    ]
 
 
 def _summary(report: ProbeValues) -> list[str]:
@@ -137,16 +85,7 @@ def _table(report: ProbeValues) -> Table | None:
         Column(heading="Blocks"),
         Column(heading="Parameters"),
     ]
-    return Table(
-        label="Results of all models",
-        head="Model",
-        columns=columns,
-        rows=[_row(m, len(columns)) for m in report.models],
-        notes="ΔM is what the loss rises by when a block is left out; blocks named together can't be told apart, and a "
-        "dash means that chance may have made the number. A first half of more than 100 % means that the model is "
-        "better without some of the others. Growth is the RMS of the last block's output over that of block 1. Small "
-        "figures are 95 % intervals over sequences.",
-    )
+    return SPECS.table("models", [_row(m, len(columns)) for m in report.models], columns=columns)
 
 
 def _row(model: ModelValues, columns: int) -> TableRow:
@@ -203,7 +142,7 @@ def _blocks(model: ModelValues) -> Table:
         Column(heading="Output", unit="RMS"),
     ]
     label = f"Every block of {model.name}"
-    return Table(label=label, head="Block", columns=columns, rows=rows, notes=f"{_COUNTED} {_APART}")
+    return SPECS.table("blocks", rows, label=label, columns=columns)
 
 
 def _place(low: float | None, high: float | None) -> str:
