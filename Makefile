@@ -17,7 +17,7 @@ demo: $(STAMP)
 	@echo "Open runs/demo/report.html in a browser."
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-real: $(STAMP)
 	LEADLINE_REAL=1 $(BIN)/python -m pytest -q -s -m real tests/real

@@ -132,7 +132,7 @@ def test_the_same_command_repeats_no_finished_run(compared: tuple[Path, int], da
 
 def test_another_comparison_in_the_same_folder_is_an_error(compared: tuple[Path, int], dataset: Any) -> None:
     out, _ = compared
-    with pytest.raises(UsageError, match=r"holds another experiment: seeds is 0,1, there and 0, here; .*designs"):
+    with pytest.raises(UsageError, match=r"holds another experiment: seeds is 0,1 there and 0 here; .*designs"):
         run(arguments(dataset.folder, out, "prenorm", seeds="1"))
 
 
