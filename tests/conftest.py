@@ -21,7 +21,9 @@ FIRST = ("test_triton_", "test_folded_norm", "test_compil", "test_compare.py", "
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first; `--no-loadscope-reorder` keeps this order."""
-    items.sort(key=lambda item: next((i for i, name in enumerate(FIRST) if item.path.name.startswith(name)), len(FIRST)))
+    items.sort(
+        key=lambda item: next((i for i, name in enumerate(FIRST) if item.path.name.startswith(name)), len(FIRST))
+    )
 
 
 @pytest.fixture(autouse=True)

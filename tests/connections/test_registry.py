@@ -369,8 +369,11 @@ def test_packing_at_every_site_changes_nothing(name: str, skip: Collection[int])
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
 
-@every
+@pytest.mark.parametrize(
+    "name", [name for name, example in EXAMPLES.items() if type(example).prefetch is not Connection.prefetch]
+)
 def test_prefetch_never_changes_a_result(name: str) -> None:
+    """Of those that prefetch; for the others it is the state as it was."""
     depth = made(EXAMPLES[name])
     x = embedding(2, 5)
 
@@ -379,6 +382,12 @@ def test_prefetch_never_changes_a_result(name: str) -> None:
 
     for skip in ((), (1, 2)):
         torch.testing.assert_close(run(depth, x, skip, hop), run(depth, x, skip), rtol=1e-12, atol=1e-12)
+
+
+def test_who_does_not_prefetch_leaves_the_state() -> None:
+    depth = made(EXAMPLES["hc"])
+    state = depth.open(embedding(2, 5))
+    assert depth.prefetch(state, list(depth.sites)[:3]) is state
 
 
 @every

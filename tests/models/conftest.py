@@ -38,6 +38,8 @@ NORMS = {
     "bhyt-position-aware": norms.BHyT(position_aware=True),
 }
 
+WITH_EVERY_NORM = ("additive", "attnres-block", "mgr-competitive")
+"""Each other connection meets two norms, and each norm six or more connections."""
 VOCAB_SIZE = 61
 RMS_NORM = norms.RMSNorm()
 
@@ -47,6 +49,15 @@ MakeConfig = Callable[..., DecoderConfig]
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     compiled = metafunc.module.__name__.endswith("test_compile")
     examples = {name: EXAMPLES[name] for name in COMPILED} if compiled else EXAMPLES
+    if {"connection", "norm"} <= set(metafunc.fixturenames):
+        pairs = {
+            f"{connection}-{norm}": (examples[connection], NORMS[norm])
+            for i, connection in enumerate(examples)
+            for j, norm in enumerate(NORMS)
+            if connection in WITH_EVERY_NORM or (i + j) % 4 == 0
+        }
+        metafunc.parametrize(("connection", "norm"), list(pairs.values()), ids=list(pairs))
+        return
     for name, values in (("connection", examples), ("norm", NORMS)):
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, list(values.values()), ids=list(values))

@@ -65,12 +65,10 @@ def test_equals_its_formula_at_the_start(config: NormConfig, role: Role) -> None
     torch.testing.assert_close(module(x), truth(config, x, role), rtol=1e-10, atol=1e-10)
 
 
-@every
+@pytest.mark.parametrize("config", CONFIGS[:-1], ids=lambda config: config.kind)
 @pytest.mark.parametrize("role", ROLES)
 def test_a_smaller_read_gives_the_same_result(config: NormConfig, role: Role) -> None:
     """The scale rule: a mean of k sources is normalised exactly as their sum."""
-    if isinstance(config, NoNorm):
-        return
     x = torch.randn(3, 12, dtype=torch.float64) * 1e-3
     whole = config.build(12, role=role, dtype=torch.float64)
     mean = config.build(12, role=role, scale=1 / 7, dtype=torch.float64)
