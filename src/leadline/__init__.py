@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from leadline.designs import PRESETS, Design
     from leadline.designs import resolve as design
     from leadline.errors import LeadlineError, UsageError
-    from leadline.experiments.calls import compare, study
+    from leadline.experiments.calls import compare, probe, prune, study, train
     from leadline.models import (
         AttentionConfig,
         Decoder,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     )
     from leadline.norms import BHyT, Derf, DyT, LayerNorm, NoNorm, NormConfig, RMSNorm
     from leadline.stacks import Stack, StackWatcher, Unit, stack_of
-    from leadline.training import RunConfig, param_groups, train
+    from leadline.training import RunConfig, param_groups
 
 __version__ = "0.1.0"
 
@@ -101,8 +101,8 @@ _HOMES = {
     ),
     "leadline.norms": ("BHyT", "Derf", "DyT", "LayerNorm", "NoNorm", "NormConfig", "RMSNorm"),
     "leadline.stacks": ("Stack", "StackWatcher", "Unit", "stack_of"),
-    "leadline.experiments.calls": ("compare", "study"),
-    "leadline.training": ("RunConfig", "param_groups", "train"),
+    "leadline.experiments.calls": ("compare", "probe", "prune", "study", "train"),
+    "leadline.training": ("RunConfig", "param_groups"),
 }
 _PARTS = (
     "bench",
@@ -178,7 +178,9 @@ __all__ = [
     "norms",
     "ops",
     "param_groups",
+    "probe",
     "probes",
+    "prune",
     "pruning",
     "stack_of",
     "stacks",

@@ -16,7 +16,6 @@ from html_structure import Structure
 import leadline
 from leadline.cli.main import main
 from leadline.cli.probe import Arguments, Progress, run
-from leadline.cli.repeating import repeating
 from leadline.connections import Additive, Connection, MultiGate
 from leadline.data.prepare import prepare
 from leadline.data.tokenizers import ByteTokenizer
@@ -28,6 +27,7 @@ from leadline.experiments.probe.measuring import names_of
 from leadline.models import AttentionConfig, Decoder, DecoderConfig, LayerConfig, MLPConfig
 from leadline.norms import RMSNorm
 from leadline.probes.measure_stack import PARTS
+from leadline.repeating import repeating
 
 TEXT = "We the people of the United States, in order to form a more perfect union. "
 

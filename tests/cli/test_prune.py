@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from leadline.cli.main import main
-from leadline.cli.prune import Arguments, Progress, command_line, numbers
+from leadline.cli.prune import Arguments, Progress, command_line
 from leadline.data import prepare
 from leadline.errors import UsageError
 from leadline.pruning import sweep
+from leadline.pruning.options import numbers
 from leadline.pruning.text import quality
 from leadline.training import RunConfig, train
 
@@ -180,7 +181,7 @@ def test_a_sweep_does_not_mix_models(
         (("--count", "1", "--dry-run"), "--criterion is missing: it says what chooses the blocks; cfp, similarity, "),
         (("--criterion", "cfp", "--ratio", "0.95", "--dry-run"), "leaves nothing; --ratio 0.75 is 3, the most"),
         (("--blocks", "1", "--seeds", "2", "--dry-run"), "--seeds goes with --sweep"),
-        (("--blocks", "1", "--speed-batches", "2", "--dry-run"), "--speed-batches 2 goes with --speed"),
+        (("--blocks", "1", "--speed-batches", "2", "--dry-run"), "--speed-batches 2 does nothing without --speed"),
         (("--sweep", "0.95", "--dry-run"), "leaves nothing; --sweep 0.75 is 3, the most"),
         (("--sweep", "0.5", "--seed", "5", "--dry-run"), "--seed 5 does nothing in a sweep of one model"),
         (("--sweep", "0.5", "--normalised", "--criteria", "magnitude", "--dry-run"), "leave --normalised out"),
@@ -189,7 +190,7 @@ def test_a_sweep_does_not_mix_models(
         (("--criterion", "cfp", "--count", "1", "--protect-first", "4", "--dry-run"), "protect all of 4 blocks"),
         (("--blocks", "4", "--dry-run"), "this model has blocks 0 to 3"),
         (("--blocks", "1", "--stride", "17", "--dry-run"), "--stride 17 is more than the context"),
-        (("--blocks", "1", "--heal-lr", "0.1", "--dry-run"), "--heal-lr goes with --heal-tokens"),
+        (("--blocks", "1", "--heal-lr", "0.1", "--dry-run"), "--heal-lr 0.1 does nothing without --heal-tokens"),
         (("--blocks", "1", "--criteria", "cfp", "--dry-run"), "--criteria goes with --sweep"),
         (("--blocks", "1", "--gradient-definition", "sum", "--dry-run"), "goes with --criterion cfp alone"),
         (
@@ -257,9 +258,9 @@ def test_the_command_again() -> None:
 
 
 def test_numbers() -> None:
-    assert numbers("0.1, 0.5", "--sweep", float) == (0.1, 0.5)
-    with pytest.raises(UsageError, match="--speed-batches 'x' is not a list of numbers such as 1,4,16"):
-        numbers("x", "--speed-batches", int)
+    assert numbers("0.1, 0.5", "sweep", float) == (0.1, 0.5)
+    with pytest.raises(UsageError, match="speed_batches='x' is not a list of numbers such as 1,4,16"):
+        numbers("x", "speed_batches", int)
 
 
 def test_progress_is_said_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, UsageError
 from leadline.experiments.jobs import Job, read_failure, run_jobs, start_anew
+from leadline.experiments.options import chosen_devices
 
 # A worker that does what its job says; like the real one it stops when its input closes.
 WORKER = """
@@ -174,3 +176,38 @@ def test_turns_come_before_length(tmp_path: Path) -> None:
     second, first = jobs(tmp_path, second={"cost": 9}, first={"cost": 1})
     run([dataclasses.replace(second, turn=1), first], slots=1)
     assert (tmp_path / "order.txt").read_text().split() == ["first", "second"]
+
+
+def test_each_gpu_gets_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker sees one GPU alone; the numbers are those of the GPUs that this process sees."""
+    worker = WORKER.replace(
+        'handle.write(folder.name + "\\n")', 'handle.write(os.environ.get("CUDA_VISIBLE_DEVICES", "none") + "\\n")'
+    )
+    runs = tmp_path / "runs"
+    jobs = [
+        Job(label=str(i), folder=runs / str(i), content={"sleep": 0.3}, tokens=1, cost=1.0, files=("probes.json",))
+        for i in range(4)
+    ]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    said = run_jobs(
+        jobs, slots=2, threads=1, display=Listener(), devices=("0", "1"), worker=(sys.executable, "-c", worker)
+    )
+    assert said == {}
+    assert sorted((runs / "order.txt").read_text().split()) == ["4", "4", "7", "7"]
+
+
+def test_gpus_by_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert chosen_devices(None) == ()
+    assert chosen_devices("all") == ("0", "1", "2", "3")
+    assert chosen_devices("3, 1", "cuda") == ("3", "1")
+    for text in ("4", "0,0", "", "first"):
+        with pytest.raises(
+            UsageError, match=f"devices={text} is not a list of GPUs here; there are 4: 0, 1, 2, 3, or all"
+        ):
+            chosen_devices(text)
+    with pytest.raises(UsageError, match="devices=0 names GPUs, and --device cpu is another"):
+        chosen_devices("0", "cpu")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UsageError, match="there is none that PyTorch can use"):
+        chosen_devices("all")

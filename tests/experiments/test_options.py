@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from leadline.cli.repeating import repeating
 from leadline.errors import UsageError
 from leadline.experiments.compare.config import CompareConfig
 from leadline.experiments.options import parse_rates, parse_seeds, parse_sweep, split_outside
+from leadline.repeating import repeating
 
 
 def test_seeds() -> None:

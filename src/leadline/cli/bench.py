@@ -62,8 +62,8 @@ class Models:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of parameters and activations; a connection's own parameters stay float32."""
 
-    device: str = "cpu"
-    """cpu or cuda."""
+    device: str = "auto"
+    """auto (a CUDA GPU where there is one), cpu or cuda."""
 
     clock: Literal["wall", "process"] = "wall"
     """wall for an idle machine; process counts this process's own time on all threads. A GPU has its own."""
@@ -115,8 +115,8 @@ class Ops:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of sources and streams while they are timed."""
 
-    device: str = "cpu"
-    """cpu or cuda."""
+    device: str = "auto"
+    """auto (a CUDA GPU where there is one), cpu or cuda."""
 
     clock: Literal["wall", "process"] = "wall"
     """wall for an idle machine; process counts this process's own time on all threads. A GPU has its own."""
@@ -173,8 +173,8 @@ class Decode:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of parameters and activations; a connection's own parameters stay float32."""
 
-    device: str = "cpu"
-    """cpu or cuda."""
+    device: str = "auto"
+    """auto (a CUDA GPU where there is one), cpu or cuda."""
 
     clock: Literal["wall", "process"] = "wall"
     """wall for an idle machine; process counts this process's own time on all threads. A GPU has its own."""
@@ -263,12 +263,13 @@ def _measure(action: Models | Ops | Decode) -> Result:
     from leadline.bench.operators import OperatorOptions
     from leadline.bench.shapes import BenchShape, default_heads, shape_named
     from leadline.experiments.machine import describe_machine
+    from leadline.training.resolve import usable_device
 
     common: dict[str, Any] = {
         "backends": action.backend,
         "rounds": action.rounds,
         "dtype": getattr(torch, action.dtype),
-        "device": torch.device(action.device),
+        "device": usable_device(action.device),
         "clock": action.clock,
         "check_only": action.check_only,
     }

@@ -6,25 +6,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leadline.cli.repeating import repeating
 from leadline.experiments.compare.config import CompareConfig as Arguments
 from leadline.report.words import fixed
 
 
 def run(arguments: Arguments) -> int:
     """Runs the comparison and prints its verdict. Returns 0, or 1 where a run failed."""
-    from leadline.data import resolve
-    from leadline.experiments import engine
-    from leadline.experiments.compare.arms import untuned_rates
-    from leadline.experiments.compare.experiment import Compare
+    from leadline.experiments.calls import run_experiment
 
-    comparison = Compare(arguments, resolve(arguments.data.data))
-    for line in untuned_rates(comparison.budget, comparison.arms):
-        print(line)
-    command = repeating(["compare", *arguments.designs], arguments, without=("designs", "rerun"))
-    results = engine.run(comparison, command)
-    print_verdict(results, arguments.out)
-    return 1 if comparison.failed(results) else 0
+    found = run_experiment(arguments, print)
+    print_verdict(found.content, arguments.out)
+    return 1 if found.failed else 0
 
 
 def print_verdict(results: dict[str, Any], out: Path) -> None:

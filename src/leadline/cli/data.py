@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from leadline.cli.counts import format_count, parse_count
+from leadline.counts import format_count, parse_count
 
 if TYPE_CHECKING:
     from leadline.data.prepare import Prepared

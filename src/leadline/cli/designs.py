@@ -90,7 +90,7 @@ def run(arguments: Arguments) -> int:
 
 def _balance(arguments: Arguments, preset: Preset, shape: ShapeConfig, vocab_size: int) -> dict[str, Any]:
     """Solves for equal training FLOPs and prints both models."""
-    from leadline.cli.counts import parse_count
+    from leadline.counts import parse_count
     from leadline.designs import Side, resolve, solve
     from leadline.designs.equal import describe
 

@@ -63,8 +63,8 @@ class Arguments:
     draft: int | None = None
     """Guess so many tokens at the exit; the whole model checks them in one pass, and the text is its own."""
 
-    device: str = "cpu"
-    """Where to run: cpu, cuda, cuda:1, mps."""
+    device: str = "auto"
+    """Where to run: auto (a CUDA GPU where there is one), cpu, cuda, cuda:1, mps."""
 
     backend: Literal["auto", "reference", "lean", "compiled", "triton"] = "auto"
     """Of the operators along depth. On a CPU auto is lean; compiled is faster and takes some seconds to start."""
@@ -77,7 +77,7 @@ def run(arguments: Arguments) -> int:
     """Streams the text; returns 0."""
     import torch
 
-    from leadline.cli.counts import parse_count
+    from leadline.counts import parse_count
     from leadline.errors import UsageError
     from leadline.files import write_json
     from leadline.models import ExitStatistics, stream_early, stream_tokens

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from leadline.cli.counts import MOST_FLOPS, parse_count
 from leadline.cli.terminal import as_option
 from leadline.config import from_dict, to_dict
+from leadline.counts import MOST_FLOPS, parse_count
 from leadline.errors import UsageError, did_you_mean
 from leadline.sections import Checked, check_all, field_names, nested, unchecked
 

@@ -11,7 +11,6 @@ from typing import Annotated, TextIO
 
 import tyro
 
-from leadline.cli.repeating import repeating
 from leadline.experiments.probe.config import ProbeConfig
 
 LIVE_SECONDS = 0.2
@@ -45,24 +44,17 @@ class Arguments(ProbeConfig):
 
 def run(arguments: Arguments) -> int:
     """Measures and prints what stands out. Returns 0, or 1 where one of several models failed."""
-    from leadline.experiments.probe.measuring import check_out, check_paths, probe_models, write_probe
+    from leadline.experiments.calls import probe
     from leadline.experiments.probe.report.findings import summary
     from leadline.experiments.probe.report.values import ProbeValues
     from leadline.files import write_json
-    from leadline.training.resolve import usable_device
 
     asked = ProbeConfig(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(ProbeConfig)})
-    asked.chosen_parts()
-    command = repeating(["probe", *map(str, arguments.models)], arguments, without=("models", "json"))
-    check_out(arguments.out)
-    check_paths(arguments.models)
-    usable_device(arguments.device)
     progress = Progress(sys.stderr)
     try:
-        results = probe_models(arguments.models, asked, command=command, progress=progress)
+        results = probe(*arguments.models, out=arguments.out, config=asked, progress=progress).content
     finally:
         progress.close()
-    write_probe(results, arguments.out)
     if arguments.json is not None:
         write_json(arguments.json, results)
     for line in summary(ProbeValues.read(results)):

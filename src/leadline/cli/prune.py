@@ -7,28 +7,27 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from leadline.cli.counts import parse_count
-from leadline.cli.repeating import repeating
 from leadline.errors import UsageError
 from leadline.files import write_json
+from leadline.pruning.options import PruneOptions, numbers
+from leadline.repeating import repeating
 from leadline.report.words import percent
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
     from leadline.hub import OpenedModel
-    from leadline.pruning import Healing, PruneConfig
     from leadline.pruning.sweep import SweepConfig
 
 SECONDS = 2.0
 """Between two lines of progress."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Arguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(PruneOptions):
     """Remove the blocks of lowest importance from a model, save what is left, and check it against the original.
 
     Example: leadline prune runs/prenorm --criterion cfp --ratio 0.25 --data sotu --out smaller
@@ -41,64 +40,6 @@ class Arguments:
         tyro.conf.arg(metavar="MODEL [MODEL ...]", help_behavior_hint="(required)"),
     ]
     """A run's folder, a model's, or a Hugging Face one; for --sweep several that differ by seed."""
-
-    criterion: str | None = None
-    """What chooses: cfp (the gradient shares of training), similarity, angular, taylor, magnitude, ablation, random."""
-
-    ratio: float | None = None
-    """The share of units to cut, rounded to the nearest number of them."""
-
-    count: int | None = None
-    """How many units to cut."""
-
-    blocks: str | None = None
-    """Which blocks to cut, from 0, without a criterion: 3,5,8..10. Ranges hold both ends: 8..10 is 8, 9 and 10."""
-
-    unit: Literal["block", "sublayer"] = "block"
-    """What is cut: whole blocks, or attention and MLP apart (--blocks 3.mlp,5)."""
-
-    protect_first: int = 0
-    """Blocks from the start that stay."""
-
-    protect_last: int = 0
-    """Blocks from the end that stay."""
-
-    normalised: bool = False
-    """With cfp: shares of norms divided by √(number of parameters), for models that taper."""
-
-    gradient_definition: Literal["sum", "clipped", "mean-of-shares", "after-warmup"] | None = None
-    """With cfp: which norms the share adds up: sum, all before clipping (unless given); clipped; mean-of-shares, every
-    step alike; after-warmup. A sweep measures all, and this one stands among the criteria."""
-
-    data: str = "sotu"
-    """sotu, a folder that `leadline data prepare` made with the model's tokenizer, or text files."""
-
-    calibration_tokens: str = "8k"
-    """Tokens that criteria read, from the training split."""
-
-    evaluate_tokens: str = "64k"
-    """Held-out tokens that perplexity is measured on, at most."""
-
-    context: int | None = None
-    """Tokens in a window; the model's own unless given, 512 at most for a Hugging Face one."""
-
-    stride: int | None = None
-    """How many of a window's tokens count, the last ones; all of them unless given."""
-
-    batch_size: int = 8
-    """Windows in a pass."""
-
-    heal_tokens: str | None = None
-    """Train the pruned model on so many tokens, such as 100k; reported apart."""
-
-    heal_lr: float | None = None
-    """The peak learning rate of healing; a tenth of the run's own, or 1e-4, unless given."""
-
-    speed: bool = False
-    """Also measure prefill and generation before and after."""
-
-    speed_batches: str | None = None
-    """Batch sizes for --speed; 1,4,16 unless given."""
 
     dry_run: bool = False
     """Score, choose and evaluate with the chosen blocks skipped; write nothing."""
@@ -117,17 +58,8 @@ class Arguments:
     task: Path | None = None
     """With --sweep: questions to answer at every ratio, JSON lines with question, choices and answer (from 0)."""
 
-    seed: int | None = None
-    """Of the calibration text, of random, and of healing; 0 unless given. In a sweep of one model --seeds says it."""
-
     out: Path | None = None
     """Where the result goes: a new or empty folder."""
-
-    layers: str | None = None
-    """The name of a Hugging Face model's list of blocks, such as transformer.h, where it isn't found by itself."""
-
-    device: str = "cpu"
-    """Where to run: cpu, cuda."""
 
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Also write the result to this file."""
@@ -153,26 +85,17 @@ def run(arguments: Arguments) -> int:
 
 def _prune(given: Arguments) -> tuple[dict[str, Any], list[str]]:
     """The record of a pruning, and what is printed of it."""
-    from leadline.pruning import CRITERIA, dataset_for, open_model, prune
-    from leadline.pruning.cutting import check_new
+    from leadline.experiments.calls import prune
 
     no_model = "needs a pruned model, and --dry-run makes none; --out in its place works"
-    alone, missing = "goes with --criterion cfp alone, whose shares it", given.criterion is None
-    known = f"--criterion is missing: it says what chooses the blocks; {', '.join(CRITERIA)} work"
     _refuse(
         *((getattr(given, name) is not None, f"--{name} goes with --sweep") for name in ("criteria", "seeds", "task")),
         (given.dry_run and given.heal_tokens is not None, f"--heal-tokens {no_model}"),
         (given.dry_run and given.speed, f"--speed {no_model}"),
-        (given.normalised and given.criterion != "cfp", f"--normalised {alone} divides"),
-        (given.gradient_definition is not None and given.criterion != "cfp", f"--gradient-definition {alone} names"),
         (len(given.model) != 1, f"{len(given.model)} models are given; pruning takes one, and --sweep several"),
-        (amount_of(given).blocks is None and missing, known),
     )
-    if given.out is not None:
-        check_new(given.out)
-    opened = open_model(given.model[0], given.device, layers=given.layers)
-    config, progress = config_of(given, opened), Progress()
-    record = prune(opened, dataset_for(opened, given.data, progress), config, given.out, progress)
+    asked = PruneOptions(**{field.name: getattr(given, field.name) for field in dataclasses.fields(PruneOptions)})
+    record = prune(given.model[0], given.out, config=asked, progress=Progress()).content
     return record, summary(record, given.out)
 
 
@@ -200,7 +123,7 @@ def _sweep(given: Arguments) -> tuple[dict[str, Any], list[str]]:
     if given.out is not None:
         check_sweep_folder(given.out, (LOCK_FILE,))
     task = None if given.task is None else read_task(given.task)
-    ratios, seeds = numbers(given.sweep or "", "--sweep", float), parse_seeds(given.seeds or "3")
+    ratios, seeds = numbers(given.sweep or "", "sweep", float), parse_seeds(given.seeds or "3")
     criteria = None if given.criteria is None else tuple(given.criteria.replace(" ", "").split(","))
     models = [open_model(path, given.device, layers=given.layers) for path in given.model]
     for opened in models:  # each of them has to be of that text's tokens
@@ -209,7 +132,7 @@ def _sweep(given: Arguments) -> tuple[dict[str, Any], list[str]]:
     _refuse((without, f"--gradient-definition is of cfp, and --criteria {given.criteria} is without it"))
     config = SweepConfig(
         ratios=ratios,
-        base=config_of(dataclasses.replace(given, criterion="random", count=0), models[0]),
+        base=dataclasses.replace(given, criterion="random", count=0).of(models[0]),
         criteria=criteria,
         seeds=seeds,
         task=task,
@@ -245,76 +168,6 @@ def _refuse(*cases: tuple[bool, str]) -> None:
     for wrong, message in cases:
         if wrong:
             raise UsageError(message)
-
-
-def amount_of(arguments: Arguments) -> Any:
-    """How much is cut. Raises UsageError where that isn't said, or is said twice."""
-    from leadline.pruning import Amount
-
-    names = ("ratio", "count", "blocks", "protect_first", "protect_last")
-    return Amount(**{name: getattr(arguments, name) for name in names})
-
-
-def config_of(arguments: Arguments, opened: OpenedModel) -> PruneConfig:
-    """The arguments with counts as numbers, and the model's own values where none are given.
-
-    Raises:
-        UsageError: a value that doesn't work, named with its option.
-    """
-    from leadline.hub import default_context
-    from leadline.pruning import EvaluationSettings, PruneConfig, Timing
-
-    given, context = arguments, default_context(opened) if arguments.context is None else arguments.context
-    evaluation = EvaluationSettings(
-        context=context,
-        stride=context if given.stride is None else given.stride,
-        tokens=parse_count(given.evaluate_tokens, "--evaluate-tokens"),
-        batch_size=given.batch_size,
-    )
-    calibration_tokens = parse_count(given.calibration_tokens, "--calibration-tokens")
-    heals, times = given.heal_tokens is not None, given.speed
-    _refuse(
-        (not heals and given.heal_lr is not None, "--heal-lr goes with --heal-tokens, which says how long to heal"),
-        (not times and given.speed_batches is not None, f"--speed-batches {given.speed_batches} goes with --speed"),
-    )
-    timing = None
-    if times:
-        batches = numbers(given.speed_batches or "1,4,16", "--speed-batches", int)
-        timing = Timing(batch_sizes=batches, prompt=max(1, min(128, context)), tokens=max(1, min(32, context - 1)))
-    return PruneConfig(
-        amount=amount_of(given),
-        evaluation=evaluation,
-        criterion=given.criterion,
-        unit=given.unit,
-        normalised=given.normalised,
-        definition=given.gradient_definition or "sum",
-        calibration_tokens=calibration_tokens,
-        seed=given.seed or 0,
-        heal=_healing(given, opened, context) if heals else None,
-        speed=timing,
-    )
-
-
-def _healing(arguments: Arguments, opened: OpenedModel, context: int) -> Healing:
-    from leadline.pruning import Healing
-    from leadline.pruning.origin import healing_rate
-
-    return Healing(
-        tokens=parse_count(arguments.heal_tokens or "", "--heal-tokens"),
-        learning_rate=healing_rate(opened) if arguments.heal_lr is None else arguments.heal_lr,
-        batch_size=arguments.batch_size,
-        context=context,
-        seed=arguments.seed or 0,
-    )
-
-
-def numbers(text: str, option: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:
-    """`0.1,0.2` as numbers. Raises UsageError, naming `option`."""
-    try:
-        return tuple(kind(part) for part in text.split(","))
-    except ValueError:
-        example = "0.1,0.2,0.3,0.5" if kind is float else "1,4,16"
-        raise UsageError(f"{option} {text!r} is not a list of numbers such as {example}") from None
 
 
 def summary(record: dict[str, Any], out: Path | None) -> list[str]:

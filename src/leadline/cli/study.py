@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import tyro
 
-from leadline.cli.repeating import repeating
 from leadline.experiments.cascade.config import CascadeConfig
 from leadline.experiments.gradient_fan_in.config import GfaConfig
 from leadline.experiments.pruning.config import PruningConfig
@@ -28,15 +27,11 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Runs the study. Returns 0, or 1 where a run failed."""
-    from leadline.data import resolve
-    from leadline.experiments import engine
-    from leadline.experiments.studies import study
+    from leadline.experiments.calls import run_experiment
 
-    config = arguments.study
-    experiment = study(config, resolve(config.data.data), say)
-    results = engine.run(experiment, repeating(["study", experiment.kind], config, without=("rerun",)))
-    print_findings(results, config.out)
-    return 1 if experiment.failed(results) else 0
+    found = run_experiment(arguments.study, say)
+    print_findings(found.content, arguments.study.out)
+    return 1 if found.failed else 0
 
 
 def say(text: str) -> None:

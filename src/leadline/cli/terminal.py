@@ -44,7 +44,8 @@ def as_option(error: UsageError, arguments: object) -> UsageError:
     text = str(error)
     if text.partition("=")[0] not in names:
         return error
-    return UsageError(re.sub(r"(?<![\w(,])([a-z_]+)=(True\b)?", said, text))
+    text = re.sub(r"(?<![\w(,])([a-z_]+)=(True\b)?", said, text)
+    return UsageError(re.sub(r"(?<=without )[a-z_]+(?=;)", lambda f: option(f[0]) if f[0] in names else f[0], text))
 
 
 def _names(arguments: object) -> set[str]:

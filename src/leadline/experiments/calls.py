@@ -1,75 +1,52 @@
-"""Whole experiments: many runs, their measurements, a verdict, and one report.
+"""Every verb as one call, with the options of the command line by their names, and a result that draws itself.
 
+    run = ll.train("mgr", "runs/mgr", tokens=500_000)
     found = ll.compare("prenorm", "mgr", data="data/mine", tokens=500_000, seeds="3", out="runs/mine")
-    found.to_pandas()                     # a row for each design; in a notebook `found` shows the report
     ll.study("gfa", blocks=12, out="runs/gfa")
+    ll.probe("runs/prenorm", "SmolLM2", parts="activations,ablation")
+    ll.prune("runs/prenorm", out="smaller", criterion="cfp", ratio=0.25)
 
-Options have the names of the command line's, with underscores.
+`to_pandas()` of a result is its table; in a notebook the result shows the report.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import html
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from leadline.errors import UsageError
+from leadline.experiments.outcomes import ExperimentResults, ProbeResults, PruneResults, TrainedRun
 
 if TYPE_CHECKING:
-    import pandas
-
     from leadline.experiments.engine import Experiment
     from leadline.experiments.options import ExperimentConfig
+    from leadline.experiments.probe.config import ProbeConfig
+    from leadline.hub import OpenedModel
+    from leadline.pruning.options import PruneOptions
+    from leadline.sections import Checked
+    from leadline.training import RunConfig
 
-COLUMNS = ("name", "status", "bits_per_byte", "difference", "tokens", "tokens_per_second", "parameters", "error")
-"""Of the table of an experiment."""
+C = TypeVar("C", bound="Checked")
 
 
-@dataclasses.dataclass(frozen=True)
-class Results:
-    """What an experiment found.
+def train(config: RunConfig | str, out: Path | str, **options: Any) -> TrainedRun:
+    """Trains one model, or resumes its training, in the folder `out`; see `leadline.training.train` for the rest.
 
-    Attributes:
-        out: its folder, with `report.html` and `results.json`.
-        content: of `results.json`.
+    Raises:
+        UsageError: an option doesn't work, or `out` holds something else.
+        LeadlineError: a loss or gradient that is not finite, damaged files, a full disk, too little memory.
+        KeyboardInterrupt: interrupted; the same call resumes.
     """
+    from leadline.training import train
 
-    out: Path
-    content: dict[str, Any]
-
-    @property
-    def headline(self) -> str:
-        """The finding in a sentence."""
-        found = self.content.get("verdict", self.content)
-        return str(found["headline"])
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each arm: name, status, held-out bits per byte with its interval, difference, size and speed."""
-        rows = []
-        for arm in self.content["arms"]:
-            row: dict[str, Any] = {}
-            for name in COLUMNS:
-                value = arm.get(name)
-                if isinstance(value, dict):
-                    row |= {name: value["mean"], f"{name}_low": value["low"], f"{name}_high": value["high"]}
-                else:
-                    row[name] = value
-            rows.append(row)
-        return rows
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """`rows` as a data frame. Raises ImportError where pandas isn't installed."""
-        import pandas
-
-        return pandas.DataFrame(self.rows()).set_index("name")
-
-    def _repr_html_(self) -> str:
-        """The report, for notebooks."""
-        page = html.escape((self.out / "report.html").read_text(encoding="utf-8"), quote=True)
-        return f'<iframe srcdoc="{page}" style="width:100%;height:70em;border:0"></iframe>'
+    summary = train(config, out, **options)
+    values = {field.name: getattr(summary, field.name) for field in dataclasses.fields(summary)}
+    return TrainedRun(**values, out=Path(out))
 
 
-def compare(*designs: str, **options: Any) -> Results:
+def compare(*designs: str, **options: Any) -> ExperimentResults:
     """Trains designs side by side, as `leadline compare` does; see `CompareConfig` for the options.
 
     Raises:
@@ -78,32 +55,110 @@ def compare(*designs: str, **options: Any) -> Results:
         KeyboardInterrupt: interrupted; the same call resumes.
     """
     from leadline.experiments.compare.config import CompareConfig
-    from leadline.experiments.compare.experiment import Compare
 
-    return _run(Compare, CompareConfig(designs=designs), options)
+    return run_experiment(CompareConfig(designs=designs).replaced(**_paths(options)))
 
 
-def study(name: str, **options: Any) -> Results:
+def study(name: str, **options: Any) -> ExperimentResults:
     """Runs a study, as `leadline study NAME` does: "gfa", "cascade" or "pruning".
 
     Raises:
         UsageError: there is no such study; and as `compare`.
     """
-    from leadline.errors import UsageError
-    from leadline.experiments.studies import STUDIES
+    from leadline.experiments.studies import EXPERIMENTS
 
-    for config, kind in STUDIES.items():
-        if kind.kind == name:
-            return _run(kind, config(), options)
-    raise UsageError(f"study {name!r} is not known; {', '.join(kind.kind for kind in STUDIES.values())} work")
+    for config, kind in EXPERIMENTS.items():
+        if kind.kind == name != "compare":
+            return run_experiment(config().replaced(**_paths(options)))
+    names = [kind.kind for kind in EXPERIMENTS.values() if kind.kind != "compare"]
+    raise UsageError(f"study {name!r} is not known; {', '.join(names)} work")
 
 
-def _run(kind: Callable[..., Experiment[Any]], config: ExperimentConfig, options: dict[str, Any]) -> Results:
+def probe(
+    *models: Path | str | OpenedModel,
+    out: Path | str | None = None,
+    config: ProbeConfig | None = None,
+    progress: Callable[[str, str, int, int], None] | None = None,
+    **options: Any,
+) -> ProbeResults:
+    """Measures models along depth, as `leadline probe` does.
+
+    Args:
+        models: folders, or models that were opened with `leadline.hub.open_model`.
+        out: where `results.json` and `report.html` go; nowhere unless given (`ProbeResults.write` does it later).
+        options: of `ProbeConfig`, by their names.
+
+    Raises:
+        UsageError: an option doesn't work, a folder holds no model, or `out` holds something else.
+        LeadlineError: the only model can't be measured.
+    """
+    from leadline.experiments.probe.config import ProbeConfig
+    from leadline.experiments.probe.measuring import check_out, check_paths, path_of, probe_models, write_probe
+    from leadline.repeating import repeating
+    from leadline.training.resolve import usable_device
+
+    chosen = dataclasses.replace(config or ProbeConfig(), **options)
+    chosen.chosen_parts()
+    named = [Path(model) if isinstance(model, str) else model for model in models]
+    if out is not None:
+        check_out(Path(out))
+    check_paths(named)
+    usable_device(chosen.device)
+    command = repeating(["probe", *(str(path_of(model)) for model in named)], chosen, out=out)
+    found = ProbeResults(probe_models(named, chosen, command=command, progress=progress), None)
+    if out is None:
+        return found
+    write_probe(found.content, Path(out))
+    return dataclasses.replace(found, out=Path(out))
+
+
+def prune(
+    model: Path | str | OpenedModel,
+    out: Path | str | None = None,
+    *,
+    config: PruneOptions | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+    **options: Any,
+) -> PruneResults:
+    """Cuts the least important units out of a model and checks what is left, as `leadline prune` does.
+
+    Args:
+        model: a folder, or a model that was opened with `leadline.hub.open_model`.
+        out: a new or empty folder for the pruned model; without one the units are skipped and nothing is written.
+        options: of `PruneOptions`, by their names.
+
+    Raises:
+        UsageError: an option doesn't work, or `out` holds something.
+        LeadlineError: the pruned model does not compute what the original computes with the same units skipped.
+    """
+    from leadline.hub import OpenedModel, dataset_for, open_model
+    from leadline.pruning import cutting
+    from leadline.pruning.options import PruneOptions
+
+    chosen = dataclasses.replace(config or PruneOptions(), **options)
+    chosen.check_single()
+    place = None if out is None else Path(out)
+    if place is not None:
+        cutting.check_new(place)
+    opened = model if isinstance(model, OpenedModel) else open_model(model, chosen.device, layers=chosen.layers)
+    data = dataset_for(opened, chosen.data, progress)
+    return PruneResults(cutting.prune(opened, data, chosen.of(opened), place, progress), place)
+
+
+def run_experiment(config: ExperimentConfig, say: Callable[[str], None] = lambda text: None) -> ExperimentResults:
+    """The experiment that a configuration asks for, run or resumed. Raises as `compare`."""
     from leadline.data import resolve
     from leadline.experiments import engine
+    from leadline.experiments.studies import experiment
 
-    if "out" in options:
-        options["out"] = Path(options["out"])
-    config = config.replaced(**options)
-    experiment = kind(config, resolve(config.data.data))
-    return Results(out=config.out, content=engine.run(experiment))
+    found: Experiment[Any] = experiment(config, resolve(config.data.data), say)
+    content = engine.run(found, engine.command_of(found, config))
+    return ExperimentResults(content, config.out, found.failed(content))
+
+
+def _paths(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with folders and files as paths."""
+    return {name: Path(value) if name == "out" else value for name, value in options.items()}
+
+
+__all__: Sequence[str] = ("compare", "probe", "prune", "run_experiment", "study", "train")

@@ -19,11 +19,12 @@ from leadline.config import to_dict
 from leadline.experiments.folder import at_work
 from leadline.experiments.jobs import Job, run_jobs, start_anew
 from leadline.experiments.machine import cores
-from leadline.experiments.options import Budget, ExperimentConfig
+from leadline.experiments.options import Budget, ExperimentConfig, chosen_devices
 from leadline.experiments.progress import display_for
 from leadline.experiments.results import write
 from leadline.experiments.runs import RunResult, read_run
 from leadline.experiments.worker import PROBES, TRAIN
+from leadline.repeating import repeating
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
@@ -132,7 +133,12 @@ class Experiment(ABC, Generic[C]):
     @property
     def slots(self) -> int:
         """Runs at a time."""
-        return self.config.jobs or min(2, cores())
+        return self.config.jobs or len(self.devices) or min(2, cores())
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The GPUs that runs are spread over; none where `--devices` names none."""
+        return chosen_devices(self.config.devices, self.config.runtime.device)
 
     @property
     def threads(self) -> int:
@@ -156,9 +162,16 @@ class Experiment(ABC, Generic[C]):
             print(estimate(queue), file=sys.stderr, flush=True)
         display = display_for(queue, self.slots)
         try:
-            return run_jobs(queue, slots=self.slots, threads=self.threads, display=display)
+            return run_jobs(queue, slots=self.slots, threads=self.threads, display=display, devices=self.devices)
         finally:
             display.close()
+
+
+def command_of(experiment: Experiment[Any], config: ExperimentConfig) -> str:
+    """The command that repeats an experiment as it was asked for."""
+    if experiment.kind != "compare":
+        return repeating(["study", experiment.kind], config, without=("rerun",))
+    return repeating(["compare", *getattr(config, "designs", ())], config, without=("designs", "rerun"))
 
 
 def run(experiment: Experiment[Any], command: str = "") -> dict[str, Any]:

@@ -77,7 +77,13 @@ class Display(Protocol):
 
 
 def run_jobs(
-    jobs: Sequence[Job], *, slots: int, threads: int, display: Display, worker: Sequence[str] = WORKER
+    jobs: Sequence[Job],
+    *,
+    slots: int,
+    threads: int,
+    display: Display,
+    devices: Sequence[str] = (),
+    worker: Sequence[str] = WORKER,
 ) -> dict[str, str]:
     """Runs the jobs that are not done, `slots` at a time: turn by turn, and within a turn the longest first.
 
@@ -85,6 +91,7 @@ def run_jobs(
 
     Args:
         threads: of each worker.
+        devices: numbers of GPUs; a worker sees one of them alone, that with the fewest others.
         worker: the command that is given a job's folder.
 
     Returns:
@@ -94,7 +101,7 @@ def run_jobs(
         KeyboardInterrupt: interrupted; all workers have saved and ended.
     """
     waiting = sorted((job for job in jobs if not job.done), key=lambda job: (job.turn, -job.cost))
-    runner = _Runner(tuple(worker), threads, display)
+    runner = _Runner(tuple(worker), threads, display, tuple(devices))
     for job in waiting:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -117,6 +124,7 @@ class _Running:
     job: Job
     process: subprocess.Popen[str]
     log: IO[str]
+    device: str | None
     error: str | None = None
 
 
@@ -125,6 +133,7 @@ class _Runner:
     worker: tuple[str, ...]
     threads: int
     display: Display
+    devices: tuple[str, ...] = ()
     running: dict[str, _Running] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     events: queue.Queue[tuple[str, dict[str, Any] | None]] = field(default_factory=queue.Queue)
@@ -136,6 +145,10 @@ class _Runner:
         write_json(job.folder / "job.json", job.content)
         count = str(self.threads)
         environment = {**os.environ, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "PYTHONUNBUFFERED": "1"}
+        busy = [worker.device for worker in self.running.values()]
+        device = min(self.devices, key=busy.count, default=None)
+        if device is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = self._visible(device)
         log = open(job.folder / "worker.log", "a", encoding="utf-8")  # noqa: SIM115 (closed when the worker ends)
         # A session of its own: the terminal's Ctrl-C reaches us only, and we pass it on once.
         process = subprocess.Popen(
@@ -149,9 +162,15 @@ class _Runner:
             start_new_session=True,
         )
         name = job.folder.name
-        self.running[name] = _Running(job, process, log)
+        self.running[name] = _Running(job, process, log, device)
         threading.Thread(target=self._follow, args=(name, process), daemon=True).start()
         self.display.started(job)
+
+    @staticmethod
+    def _visible(device: str) -> str:
+        """What CUDA calls the GPU of that number among those that this process sees."""
+        seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        return seen[int(device)] if int(device) < len(seen) else device
 
     def _check_there(self, job: Job) -> None:
         """Raises LeadlineError where the folder of the runs was removed, and its plan with it."""

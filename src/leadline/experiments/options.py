@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from leadline.designs import Preset, ShapeConfig
 
 MOST_SEEDS = 1000
-BESIDE = ("out", "jobs", "threads", "rerun", "speed_rounds")
+BESIDE = ("out", "jobs", "threads", "devices", "rerun", "speed_rounds")
 """Options that decide nothing of what an experiment is: with others the same folder resumes."""
 
 
@@ -40,10 +40,13 @@ class ExperimentConfig(Sections):
     """How often in a run the held-out loss is measured."""
 
     jobs: Positive | None = None
-    """Runs at a time; two unless given, or one on one core."""
+    """Runs at a time; unless given one on each of --devices, else two, or one on one core."""
 
     threads: Positive | None = None
     """Threads of each run; the cores divided by the jobs unless given."""
+
+    devices: str | None = None
+    """On a machine with several GPUs: which to use, one run at a time on each, such as 0,1,3, or all."""
 
     rerun: bool = False
     """Train runs that failed, or whose files are damaged, from the start. Without it failed runs resume, and damaged
@@ -103,8 +106,8 @@ def budget_of(config: ExperimentConfig, data: DataSet, *, tiny: int | None = Non
 
     preset = preset_named(config.model.preset)
     shape = shape_of(config.model)
-    usable_device(config.runtime.device)
-    check_backend(config.runtime.backend, config.runtime.device.partition(":")[0])
+    check_backend(config.runtime.backend, usable_device(config.runtime.device).type)
+    chosen_devices(config.devices, config.runtime.device)
     data.train.windows(shape.context)
     data.heldout.windows(shape.context)
     batch_size = config.data.batch_size or preset.batch_size
@@ -131,6 +134,26 @@ def budget_of(config: ExperimentConfig, data: DataSet, *, tiny: int | None = Non
         context=shape.context,
         tokens=tokens,
     )
+
+
+def chosen_devices(text: str | None, device: str = "auto") -> tuple[str, ...]:
+    """The numbers of the GPUs that `--devices` names, empty where it isn't given.
+
+    Raises:
+        UsageError: no such GPU, one twice, or another --device.
+    """
+    import torch
+
+    if text is None:
+        return ()
+    if device not in ("auto", "cuda"):
+        raise UsageError(f"devices={text} names GPUs, and --device {device} is another; leave out one of the two")
+    here = [str(number) for number in range(torch.cuda.device_count())]
+    chosen = here if text == "all" else [part.strip() for part in text.split(",")]
+    if not here or not set(chosen) <= set(here) or len(set(chosen)) < len(chosen):
+        known = f"there are {len(here)}: {', '.join(here)}, or all" if here else "there is none that PyTorch can use"
+        raise UsageError(f"devices={text} is not a list of GPUs here; {known}")
+    return tuple(chosen)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The studies by the configurations that ask for them."""
+"""The experiments by the configurations that ask for them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from leadline.experiments.cascade.config import CascadeConfig
 from leadline.experiments.cascade.experiment import Cascade
+from leadline.experiments.compare.config import CompareConfig
+from leadline.experiments.compare.experiment import Compare
 from leadline.experiments.engine import Experiment, Say
 from leadline.experiments.gradient_fan_in.config import GfaConfig
 from leadline.experiments.gradient_fan_in.experiment import GradientFanIn
@@ -16,13 +18,14 @@ from leadline.experiments.pruning.experiment import Pruning
 if TYPE_CHECKING:
     from leadline.data import DataSet
 
-STUDIES: dict[type[ExperimentConfig], type[Experiment[Any]]] = {
+EXPERIMENTS: dict[type[ExperimentConfig], type[Experiment[Any]]] = {
+    CompareConfig: Compare,
     GfaConfig: GradientFanIn,
     CascadeConfig: Cascade,
     PruningConfig: Pruning,
 }
 
 
-def study(config: ExperimentConfig, data: DataSet, say: Say = lambda text: None) -> Experiment[Any]:
-    """The study that a configuration asks for, on opened data. Raises UsageError where an option doesn't work."""
-    return STUDIES[type(config)](config, data, say)  # type: ignore[arg-type]
+def experiment(config: ExperimentConfig, data: DataSet, say: Say = lambda text: None) -> Experiment[Any]:
+    """The experiment that a configuration asks for, on opened data. Raises UsageError where an option doesn't work."""
+    return EXPERIMENTS[type(config)](config, data, say)  # type: ignore[arg-type]

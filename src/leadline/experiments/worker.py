@@ -97,6 +97,7 @@ def measure_run(folder: Path, config: dict[str, Any], wanted: dict[str, int]) ->
     from leadline.data import evaluation_batches, resolve
     from leadline.probes import measure
     from leadline.training import load_model
+    from leadline.training.resolve import usable_device
 
     model, _ = load_model(folder)
     split = resolve(config["data"]["data"]).heldout
@@ -104,7 +105,7 @@ def measure_run(folder: Path, config: dict[str, Any], wanted: dict[str, int]) ->
     size = max(1, MEASURE_BATCH_TOKENS // context)
     batches = list(evaluation_batches(split, size, context, wanted["tokens"]))
     removal_batches = max(1, wanted["removal_tokens"] // (size * context))
-    model = model.to(config["runtime"]["device"])
+    model = model.to(usable_device(config["runtime"]["device"]))
     return measure(model, batches, bytes_per_token=split.bytes_per_token, removal_batches=removal_batches)
 
 

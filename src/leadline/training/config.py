@@ -299,8 +299,8 @@ class Checkpoints(Checked):
 class Runtime(Checked):
     """Where and how a run computes."""
 
-    device: str = "cpu"
-    """Where to run: cpu, cuda, cuda:1, mps."""
+    device: str = "auto"
+    """Where to run: auto (a CUDA GPU where there is one), cpu, cuda, cuda:1, mps."""
 
     precision: Precision = "float32"
     """bfloat16 is autocast; parameters stay float32."""

@@ -193,16 +193,20 @@ def _rate(config: RunConfig, found: Settings) -> tuple[float, str]:
 
 
 def usable_device(name: str) -> torch.device:
-    """The device of that name.
+    """The device of that name; "auto" is a CUDA GPU where there is one, else the processor.
+
+    MPS, which has no float64, is taken by its name alone.
 
     Raises:
         UsageError: nothing can be made there.
     """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         # Reading a number back also finds the devices that hold none, such as meta.
         torch.empty(1, device=name).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        here = ["cpu"] + [kind for kind in ("cuda", "mps") if getattr(torch, kind).is_available()]
+        here = ["auto", "cpu"] + [kind for kind in ("cuda", "mps") if getattr(torch, kind).is_available()]
         raise UsageError(f"--device {name} can't be used here; {', '.join(here)} can") from error
     return torch.device(name)
 

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from leadline.cli.main import main
-from leadline.cli.repeating import repeating
 from leadline.data import DataSet, prepare
 from leadline.errors import UsageError
 from leadline.experiments.cascade import speed as cascade_speed
@@ -24,6 +23,7 @@ from leadline.experiments.cascade.config import CascadeConfig
 from leadline.experiments.cascade.experiment import Cascade, equally_wide
 from leadline.experiments.cascade.plan import ArmPlan
 from leadline.experiments.cascade.speed import SpeedOptions, measure_speed, speed_of
+from leadline.repeating import repeating
 
 TEXT = "the depth of a line is what the lead finds when the rope runs out and no more can be let down"
 SMALL = "--blocks 3 --dim 24 --heads 6 --context 16 --batch-size 1 --evaluations 2 --evaluate-tokens 64"

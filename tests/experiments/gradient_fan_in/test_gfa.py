@@ -20,7 +20,6 @@ import torch
 from scipy import stats
 
 from leadline.cli.main import main
-from leadline.cli.repeating import repeating
 from leadline.data import DataSet, prepare
 from leadline.errors import UsageError
 from leadline.experiments import engine, worker
@@ -43,6 +42,7 @@ from leadline.experiments.gradient_fan_in.verdict_fan_in import rho_words, suppo
 from leadline.experiments.jobs import Job
 from leadline.probes import TokenBatch, ablation
 from leadline.probes.correlation import KINDS, coefficients
+from leadline.repeating import repeating
 from leadline.stacks import stack_of
 from leadline.training import load_model
 from leadline.training.config import options_of

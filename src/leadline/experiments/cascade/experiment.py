@@ -23,7 +23,7 @@ from leadline.experiments.results import difference_as_data, judged, opening
 from leadline.experiments.runs import RunResult, against, measured
 from leadline.experiments.statistics import SMALLEST_EFFECT, Difference
 from leadline.report.page import render
-from leadline.training.resolve import shape_of
+from leadline.training.resolve import shape_of, usable_device
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
@@ -61,7 +61,7 @@ class Cascade(Experiment[CascadeConfig]):
                 group=config.speed_group,
                 batch=config.speed_batch,
                 context=self.budget.context,
-                device=config.runtime.device,
+                device=str(usable_device(config.runtime.device)),
                 backend=config.runtime.backend,
                 threads=config.threads,
             ),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from leadline.errors import LeadlineError
-from leadline.experiments.compare.arms import DesignArm, arms_of, shipped_sweeps
+from leadline.experiments.compare.arms import DesignArm, arms_of, shipped_sweeps, untuned_rates
 from leadline.experiments.compare.config import CompareConfig
 from leadline.experiments.compare.page import make_page
 from leadline.experiments.compare.speed import measured_speeds, ratio_of
@@ -53,6 +53,8 @@ class Compare(Experiment[CompareConfig]):
     def __init__(self, config: CompareConfig, data: DataSet, say: Say = lambda text: None) -> None:
         budget, self.baseline, arms = arms_of(config, data)
         super().__init__(budget, data, arms, say)
+        for line in untuned_rates(budget, arms):
+            say(line)
         self.sweeps: list[dict[str, Any]] = []
 
     @property

@@ -34,12 +34,12 @@ def step_of(config: RunConfig) -> Step | None:
     from leadline.designs import count_flops
     from leadline.models import Decoder
     from leadline.training.evaluation import loss_of
-    from leadline.training.resolve import decide
+    from leadline.training.resolve import decide, usable_device
 
     run = decide(config)
     sequences = max(1, min(run.batch_size, STEP_TOKENS // run.context))
     flops = count_flops(run.model).training_total * sequences * run.context
-    if config.runtime.device != "cpu" or flops > MOST_FLOPS:
+    if usable_device(config.runtime.device).type != "cpu" or flops > MOST_FLOPS:
         return None
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(run.data.vocab_size, (sequences, run.context), generator=generator)

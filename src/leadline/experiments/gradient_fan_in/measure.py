@@ -80,6 +80,7 @@ def measure_run(folder: Path, tokens: int) -> dict[str, Any]:
     """The content of `gfa.json` for a finished run, on so many held-out tokens at most."""
     from leadline.data import evaluation_batches, resolve
     from leadline.training import load_model
+    from leadline.training.resolve import usable_device
     from leadline.training.run_folder import read_run_file
 
     model, _ = load_model(folder)
@@ -88,7 +89,7 @@ def measure_run(folder: Path, tokens: int) -> dict[str, Any]:
     split = resolve(options["data"]).heldout
     context = model.config.context
     batches = list(evaluation_batches(split, max(1, BATCH_TOKENS // context), context, tokens))
-    model = model.to(options["device"])
+    model = model.to(usable_device(options["device"]))
     blocks, order = len(model.config.layers), list(model.config.block_layers)
     skip = described.get("layerskip")
     weights = skip["exit_weights"] if skip and options["exit_loss"] > 0 else None

@@ -40,8 +40,8 @@ class ProbeConfig(Checked):
     layers: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
     """Where Hugging Face models keep their blocks, such as model.layers, if they are not found."""
 
-    device: str = "cpu"
-    """Where to run: cpu, cuda, cuda:1, mps."""
+    device: str = "auto"
+    """Where to run: auto (a CUDA GPU where there is one), cpu, cuda, cuda:1, mps."""
 
     seed: NotNegative = 0
     """Of the bootstrap intervals."""

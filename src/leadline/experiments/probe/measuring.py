@@ -24,7 +24,7 @@ from leadline.experiments.probe.config import ProbeConfig
 from leadline.experiments.probe.report import write_report
 from leadline.files import check_folder, check_writable, write_json
 from leadline.hub.library import one_line
-from leadline.hub.open import kind_of, open_model
+from leadline.hub.open import OpenedModel, kind_of, open_model
 from leadline.hub.text import dataset_for, heldout_batches
 from leadline.models import DecoderConfig
 from leadline.probes.measure_stack import measure_stack
@@ -35,7 +35,7 @@ Progress = Callable[[str, str, int, int], None]
 
 
 def probe_models(
-    paths: Sequence[Path], config: ProbeConfig, *, command: str = "", progress: Progress | None = None
+    chosen: Sequence[Path | OpenedModel], config: ProbeConfig, *, command: str = "", progress: Progress | None = None
 ) -> dict[str, Any]:
     """Measures every model and gives what results.json holds; `leadline.experiments.probe.report.values` lists it.
 
@@ -45,9 +45,9 @@ def probe_models(
         UsageError: no models, one that is no folder, or an option that does not work.
         LeadlineError: the only model can't be measured.
     """
-    check_paths(paths)
-    parts = config.chosen_parts()
-    if config.layers is not None and not any(kind_of(path) == "hugging-face" for path in paths):
+    check_paths(chosen)
+    paths, parts = [path_of(one) for one in chosen], config.chosen_parts()
+    if config.layers is not None and not any(_kind(one) == "hugging-face" for one in chosen):
         raise UsageError(
             f"--layers {config.layers} is for Hugging Face models, and there is none here; the blocks of Leadline's "
             "own are known"
@@ -56,10 +56,10 @@ def probe_models(
     names = names_of(paths)
     models: list[dict[str, Any]] = []
     data: dict[str, Any] = {}
-    for path, name in zip(paths, names, strict=True):
+    for one, path, name in zip(chosen, paths, names, strict=True):
         told = None if progress is None else _for_model(progress, name)
         try:
-            model, seen = _probe(path, config, told)
+            model, seen = _probe(one, config, told)
         except LeadlineError as error:
             if len(paths) == 1:
                 raise
@@ -105,12 +105,21 @@ def write_probe(results: dict[str, Any], out: Path) -> None:
         raise LeadlineError(f"can't write {error.filename or out}: {error.strerror or error}") from error
 
 
-def check_paths(paths: Sequence[Path]) -> None:
+def check_paths(chosen: Sequence[Path | OpenedModel]) -> None:
     """Raises UsageError where a folder holds no model, so that this is known before any work."""
-    if not paths:
+    if not chosen:
         raise UsageError("name a MODEL: a run's folder, a saved model's, or a Hugging Face one")
-    for path in paths:
-        kind_of(path)
+    for one in chosen:
+        _kind(one)
+
+
+def path_of(model: Path | OpenedModel) -> Path:
+    """The folder of a model, opened or not."""
+    return model.path if isinstance(model, OpenedModel) else model
+
+
+def _kind(model: Path | OpenedModel) -> str:
+    return model.kind if isinstance(model, OpenedModel) else kind_of(model)
 
 
 def check_out(out: Path) -> None:
@@ -150,12 +159,12 @@ def _for_model(progress: Progress, name: str) -> Callable[[str, int, int], None]
 
 
 def _probe(
-    path: Path, config: ProbeConfig, progress: Callable[[str, int, int], None] | None
+    chosen: Path | OpenedModel, config: ProbeConfig, progress: Callable[[str, int, int], None] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """One model's part of the results, and what they say of the data."""
     began = time.perf_counter()
-    layers = config.layers if kind_of(path) == "hugging-face" else None
-    opened = open_model(path, config.device, layers=layers)
+    path, layers = path_of(chosen), config.layers if _kind(chosen) == "hugging-face" else None
+    opened = chosen if isinstance(chosen, OpenedModel) else open_model(chosen, config.device, layers=layers)
     if config.context is not None and config.context > opened.stack.context:
         raise UsageError(
             f"--context {config.context} is more than the {opened.stack.context} tokens that {path} was made for"

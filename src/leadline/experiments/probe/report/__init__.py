@@ -12,7 +12,7 @@ from typing import Any
 
 from leadline.files import write_text
 
-__all__ = ["write_report"]
+__all__ = ["report_of", "write_report"]
 
 
 def write_report(results: dict[str, Any], path: Path) -> None:
@@ -23,7 +23,12 @@ def write_report(results: dict[str, Any], path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    write_text(path, report_of(results))
+
+
+def report_of(results: dict[str, Any]) -> str:
+    """The report, one HTML file."""
     from leadline.experiments.probe.report.page import build
     from leadline.report.page import render
 
-    write_text(path, render(build(results)))
+    return render(build(results))

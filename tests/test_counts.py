@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leadline.cli.counts import format_count, parse_count
+from leadline.counts import format_count, parse_count
 from leadline.errors import UsageError
 
 
