@@ -229,7 +229,7 @@ def test_an_exit_that_is_not_finite_stops_before_the_update(config: Any, tmp_pat
 
 def test_tensorboard_events(config: Any, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    train(config(shape=DEEP, layer_dropout=0.6, tensorboard=True), tmp_path)
+    train(config(shape=DEEP, layer_dropout=0.6, log_to="tensorboard"), tmp_path)
     assert list((tmp_path / "tensorboard").glob("events*"))
 
 

@@ -290,14 +290,14 @@ def test_too_little_memory(config: Any, tmp_path: Path) -> None:
 
 def test_tensorboard(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UsageError, match=r"--tensorboard needs .* pip install 'leadline\[track\]'"):
-        train(config(tensorboard=True), tmp_path / "run")
+    with pytest.raises(UsageError, match=r"log_to=tensorboard needs .* pip install 'leadline\[track\]'"):
+        train(config(log_to="tensorboard"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_tensorboard_events(config: Any, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    train(config(tensorboard=True), tmp_path)
+    train(config(log_to="tensorboard"), tmp_path)
     assert list((tmp_path / "tensorboard").glob("events*"))
 
 

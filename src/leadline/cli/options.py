@@ -48,7 +48,7 @@ def parse(arguments: type, words: Sequence[str], prog: str) -> Any:
     """
     import tyro
 
-    words = [_renamed(*pair) for pair in itertools.pairwise([*words, ""])]
+    words = [word for pair in itertools.pairwise([*words, ""]) if (word := _renamed(*pair))]
     check(words, dict(_options(arguments)), prog)
     words, file = _config_file(arguments, words)
     for each in _dataclasses(arguments):
@@ -144,11 +144,18 @@ def _renamed(word: str, after: str) -> str:
     new = RENAMED.get(bare, bare)
     if bare == "lr" and not (value if equals else after).replace(".", "").replace("-", "").isalnum():
         new = "rates"  # design=rate, which --lr took as well
+    if word in ("--tensorboard", "--no-tensorboard"):
+        _warn_renamed(word, "--log-to tensorboard")
+        return "" if word.startswith("--no-") else "--log-to=tensorboard"
     if not word.startswith("--") or new == bare:
         return word
     new = name.replace(bare, new)
-    print(f"leadline: warning: --{name} is now --{new}; the old name goes in the next version", file=sys.stderr)
+    _warn_renamed(f"--{name}", f"--{new}")
     return f"--{new}{equals}{value}"
+
+
+def _warn_renamed(old: str, new: str) -> None:
+    print(f"leadline: warning: {old} is now {new}; the old name goes in the next version", file=sys.stderr)
 
 
 def _counts() -> Any:

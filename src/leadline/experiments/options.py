@@ -103,11 +103,13 @@ def budget_of(config: ExperimentConfig, data: DataSet, *, tiny: int | None = Non
     from leadline.designs import preset_named
     from leadline.ops.choice import check_backend
     from leadline.training.resolve import shape_of, sizes_of, usable_device
+    from leadline.training.tracking import require_trackers, trackers_of
 
     preset = preset_named(config.model.preset)
     shape = shape_of(config.model)
     check_backend(config.runtime.backend, usable_device(config.runtime.device).type)
     chosen_devices(config.devices, config.runtime.device)
+    require_trackers(trackers_of(config.logging.log_to))
     data.train.windows(shape.context)
     data.heldout.windows(shape.context)
     batch_size = config.data.batch_size or preset.batch_size

@@ -28,13 +28,14 @@ from leadline.sections import (
     needs,
     with_fields,
 )
+from leadline.training.tracking import trackers_of
 
 LARGEST = 1 << 24
 MOST_REPEATS = 1000
 Size = Annotated[int, Range(1, LARGEST)]
 Rate = Annotated[float, Range(0, 1, below=True)]
 
-FREE = ("data", "checkpoint_every", "keep", "device", "tensorboard", "log_to")
+FREE = ("data", "checkpoint_every", "keep", "device", "log_to")
 """Options that may change when a run is resumed; of the data, its hash may not."""
 RENAMED = {"accumulation": "grad_accumulation", "recompute": "activation_checkpointing", "learning_rate": "lr"}
 """Fields of runs of earlier versions, whose configuration had no sections."""
@@ -272,12 +273,13 @@ class Logging(Checked):
     gradient_every: NotNegative = 0
     """Steps between records of the gradients' effective rank and diversity, which cost time; 0 keeps none."""
 
-    tensorboard: bool = False
-    """Also write TensorBoard events into the folder."""
+    log_to: str | None = None
+    """Where records go beside the folder's own: tensorboard, wandb, trackio, or several with commas between."""
 
     def check(self) -> None:
         """See `Checked`."""
         super().check()
+        trackers_of(self.log_to)
         if self.gradient_until is not None and self.gradient_until < self.gradient_from:
             raise UsageError(
                 f"gradient_from={self.gradient_from} is after gradient_until={self.gradient_until}; no step counts"
@@ -399,6 +401,8 @@ class RunConfig(Sections):
 def options_of_run(content: Mapping[str, Any]) -> dict[str, Any]:
     """Every option of a run by its name, from its saved configuration, also that of a version that had no sections."""
     found = flat(RunConfig, content)
+    if found.pop("tensorboard", False):
+        found["log_to"] = "tensorboard"
     if "shape" in content:
         found = {RENAMED.get(name, name): value for name, value in found.items() if name != "shape"}
         found |= content["shape"] or {}

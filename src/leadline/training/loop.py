@@ -33,7 +33,7 @@ from leadline.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from leadline.training.config import RunConfig
+from leadline.training.config import RunConfig, options_of
 from leadline.training.evaluation import Evaluation, OnSequences, evaluate, evaluate_exits
 from leadline.training.gradient_detail import Diversity, detail_of
 from leadline.training.gradient_file import write_gradient
@@ -48,7 +48,7 @@ from leadline.training.run_folder import check_there, run_in
 from leadline.training.sequences import write_sequences
 from leadline.training.step import Passes
 from leadline.training.summary import SUMMARY, Summary, read_summary
-from leadline.training.tensorboard import Events, require_tensorboard
+from leadline.training.tracking import Tracker, open_tracker, require_trackers, trackers_of
 
 SAVE_SECONDS = 600.0
 """Between checkpoints, where no number of steps is given."""
@@ -94,8 +94,7 @@ def train(
     config = RunConfig.of(config, **options) if isinstance(config, str) else config.replaced(**options)
     run = decide(config)
     check_backend(config.runtime.backend, usable_device(config.runtime.device).type)
-    if config.logging.tensorboard:
-        require_tensorboard()
+    require_trackers(trackers_of(config.logging.log_to))
     if resume == "previous":
         choose_checkpoint(out, resume)
     with run_in(out, run, new=resume == "never"):
@@ -158,7 +157,7 @@ class Trainer:
         # The evaluation at the end comes after the last step; a run stopped between the two makes it once more.
         self.evals_file = Lines(out / EVALS, self.step if self.step < run.steps else self.step - 1)
         self.depth_file = Lines(out / "depth.jsonl", self.step)
-        self.events = Events(out / "tensorboard", self.step) if config.logging.tensorboard else None
+        self.trackers: list[Tracker] = []
         self.refresh_every = min(max(run.steps // 50, 1), 1000)
 
     def _restore(self, resume: Resume) -> None:
@@ -186,8 +185,10 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             for lines in (self.steps_file, self.evals_file, self.depth_file):
                 stack.callback(lines.close)
-            if self.events is not None:
-                stack.callback(self.events.close)
+            for name in trackers_of(self.run.config.logging.log_to):
+                tracker = open_tracker(name, self.out, self.step, options_of(self.run.config))
+                stack.callback(tracker.close)
+                self.trackers.append(tracker)
             stack.enter_context(use_backend(self.run.config.runtime.backend))
             interrupt = stack.enter_context(catch_interrupt())
             while self.step < self.run.steps:
@@ -281,8 +282,7 @@ class Trainer:
         if skip.drops:
             told["dropped"] = sorted(skip.dropped(self.step))
         self.steps_file.add(told)
-        if self.events is not None:
-            self.events.add({name: value for name, value in told.items() if name != "dropped"})
+        self._track({name: value for name, value in told.items() if name != "dropped"})
         if self.on_step is not None:
             self.on_step({**told, "steps": self.run.steps})
 
@@ -332,9 +332,12 @@ class Trainer:
         self.evals_file.add(told)
         if self.on_evaluated is not None:
             self.on_evaluated(told)
-        if self.events is not None:
-            self.events.add({"step": self.step, "heldout_loss": result.loss, "bits_per_byte": result.bits_per_byte})
+        self._track({"step": self.step, "heldout_loss": result.loss, "bits_per_byte": result.bits_per_byte})
         return result
+
+    def _track(self, told: dict[str, Any]) -> None:
+        for tracker in self.trackers:
+            tracker.add(told)
 
     def save(self) -> None:
         """Writes a checkpoint of the step at hand, once."""
