@@ -16,8 +16,8 @@ import torch
 
 from leadline.bench import operators
 from leadline.bench.cases import CASES
-from leadline.cli import bench
 from leadline.cli.main import main
+from leadline.progress import StatusLine
 
 TINY = ["--blocks", "2", "--dim", "16", "--rounds", "2", "--backend", "lean"]
 OPS = ["bench", "ops", "--tokens", "4", "--dim", "8", "--backend", "lean", "--rounds", "1"]
@@ -117,7 +117,7 @@ def test_interrupted(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
         if text.startswith("round 2/"):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "say", stops)
+    monkeypatch.setattr(StatusLine, "show", lambda line, text: stops(text))
     files = ["--json", str(tmp_path / "m.json"), "--picture", str(tmp_path / "m.svg")]
     words = ["bench", "models", "hc", "--blocks", "1", "--dim", "16", "--context", "8", "--batch", "1"]
     assert main([*words, "--backend", "lean", "--rounds", "50", *files]) == 130
@@ -158,7 +158,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
         (["models", "--heads", "3"], "--heads 3 does not make even heads of --dim 512; 1, 2, 4"),
         (["models", "--blocks", "0"], "--blocks 0 is too small"),
         (["models", "--backend", "triton"], "--backend triton can't run here"),
-        (["models", "--device", "abacus"], "--device abacus can't be used here; cpu"),
+        (["models", "--device", "abacus"], "--device abacus can't be used here; auto, cpu"),
         (["models", "--picture", "x.png"], "--picture x.png is drawn as SVG; name a file that ends in .svg"),
         (["models", "--json", "/dev/null/x"], "lies below /dev/null"),
         (["ops", "--operators", "sinkhorn"], "operator 'sinkhorn' is not known; depth attention, block of reads"),

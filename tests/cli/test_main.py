@@ -19,6 +19,7 @@ from leadline import __version__
 from leadline.cli import main as entry
 from leadline.cli.main import VERBS, main
 from leadline.errors import LeadlineError, UsageError
+from leadline.progress import StatusLine, note, verbose, verbosity
 
 QUICK = 0.7
 HEAVY = ("torch", "numpy", "matplotlib", "safetensors", "tokenizers", "jinja2")
@@ -260,3 +261,31 @@ def test_no_colour_where_none_is_wanted() -> None:
     plain = shown(NO_COLOR="1")
     assert b"--batch-size" in plain
     assert b"\x1b[" not in plain
+
+
+def test_quiet_and_verbose(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr("leadline.cli.designs.run", lambda parsed: seen.append(verbosity()) or 0)
+    for words in (["designs"], ["designs", "-q"], ["designs", "--quiet"], ["designs", "-v"], ["designs", "--verbose"]):
+        assert main(words) == 0
+    assert seen == [0, -1, -1, 1, 1]
+    assert main(["designs", "-q", "-v"]) == 2
+    assert "--quiet and --verbose are opposites" in capsys.readouterr().err
+    assert main(["compare", "--data", "soto", "-v"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback")
+    assert "leadline: error: --data soto" in said.splitlines()[-1]
+
+
+def test_a_quiet_line_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with verbose(-1):
+        line = StatusLine()
+        line("a")
+        line.keep("b")
+        note("c")
+    assert capsys.readouterr().err == ""
+    with verbose(1):
+        line = StatusLine()
+        line("a")
+        line("b")
+    assert capsys.readouterr().err == "a\nb\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import re
 from pathlib import Path
@@ -15,7 +14,7 @@ from html_structure import Structure
 
 import leadline
 from leadline.cli.main import main
-from leadline.cli.probe import Arguments, Progress, run
+from leadline.cli.probe import Arguments, run
 from leadline.connections import Additive, Connection, MultiGate
 from leadline.data.prepare import prepare
 from leadline.data.tokenizers import ByteTokenizer
@@ -304,28 +303,6 @@ def test_names_are_as_long_as_it_takes() -> None:
     assert names_of([Path("x/a"), Path("x/b")]) == ["a", "b"]
     assert names_of([Path("x/runs/a"), Path("y/runs/a"), Path("b")]) == ["x/runs/a", "y/runs/a", "b"]
     assert names_of([Path("x/a"), Path("x/a")]) == ["a (1)", "a (2)"]
-
-
-def test_progress_is_a_line_now_and_then() -> None:
-    stream, times = io.StringIO(), iter([0.0, 1.0, 6.0, 12.0])
-    progress = Progress(stream, clock=lambda: next(times))
-    for done in (1, 2, 3):
-        progress("plain", "lens", done, 3)
-    progress("other", "reading", 0, 0)
-    progress.close()
-    assert stream.getvalue() == "plain: lens, batch 1 of 3\nplain: lens, batch 3 of 3\nother: reading\n"
-
-
-def test_progress_on_a_terminal_is_one_line_that_goes_away() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    stream = Terminal()
-    progress = Progress(stream)
-    progress("plain", "lens", 1, 3)
-    progress.close()
-    assert stream.getvalue() == "\r\x1b[Kplain: lens, batch 1 of 3\r\x1b[K"
 
 
 def test_an_untrained_model_is_said_to_guess_and_a_trained_one_is_not(

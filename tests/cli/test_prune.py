@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from leadline.cli.main import main
-from leadline.cli.prune import Arguments, Progress, command_line
+from leadline.cli.prune import Arguments, command_line
 from leadline.data import prepare
 from leadline.errors import UsageError
+from leadline.experiments.pruning.options import numbers
 from leadline.pruning import sweep
-from leadline.pruning.options import numbers
 from leadline.pruning.text import quality
 from leadline.training import RunConfig, train
 
@@ -261,11 +261,3 @@ def test_numbers() -> None:
     assert numbers("0.1, 0.5", "sweep", float) == (0.1, 0.5)
     with pytest.raises(UsageError, match="speed_batches='x' is not a list of numbers such as 1,4,16"):
         numbers("x", "speed_batches", int)
-
-
-def test_progress_is_said_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    times = iter((0.0, 0.0, 1.0, 2.5, 2.5))
-    progress = Progress(lambda: next(times))
-    for text in ("one", "two", "three"):
-        progress(text)
-    assert capsys.readouterr().err == "one\nthree\n"

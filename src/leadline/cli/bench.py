@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+
+from leadline.progress import StatusLine
 
 if TYPE_CHECKING:
     from leadline.bench.results import Result
@@ -221,7 +225,8 @@ def run(arguments: Arguments) -> int:
     try:
         if action.threads is not None:
             torch.set_num_threads(action.threads)
-        result = _measure(action)
+        with contextlib.closing(StatusLine()) as line:
+            result = _measure(action, line.show)
     finally:
         torch.set_num_threads(threads)
     _write(result, action.json, action.picture)
@@ -252,7 +257,7 @@ def _check_options(action: Any) -> None:
             check_file(path, option)
 
 
-def _measure(action: Models | Ops | Decode) -> Result:
+def _measure(action: Models | Ops | Decode, say: Callable[[str], None]) -> Result:
     import torch
 
     from leadline.bench import bench_decode, bench_models, bench_operators
@@ -298,20 +303,10 @@ def _measure(action: Models | Ops | Decode) -> Result:
     )
 
 
-def say(text: str) -> None:
-    """Progress, on standard error: one line that is written over on a terminal, else a line each time."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
-    else:
-        print(text, file=sys.stderr, flush=True)
-
-
 def _write(result: Result, json: Path | None, picture: Path | None) -> None:
     from leadline.bench.picture import draw
     from leadline.files import write_json, write_text
 
-    if sys.stderr.isatty():
-        print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
     if json is not None:
         write_json(json, result.as_json())
     if picture is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from leadline.counts import format_count, parse_count
+from leadline.progress import CLEAR, StatusLine
 
 if TYPE_CHECKING:
     from leadline.data.prepare import Prepared
@@ -178,14 +179,15 @@ def _unescape(separator: str | None) -> str | None:
 
 
 def _progress() -> Callable[[int], None] | None:
-    if not sys.stderr.isatty():
+    line = StatusLine()
+    if not line.live:
         return None
     start = time.monotonic()
 
     def show(read: int) -> None:
         megabytes = read / 1e6
         rate = megabytes / max(time.monotonic() - start, 1e-9)
-        print(f"\r{megabytes:,.0f} MB of text read, {rate:.0f} MB/s ", end="", file=sys.stderr, flush=True)
+        line.show(f"{megabytes:,.0f} MB of text read, {rate:.0f} MB/s ")
 
     return show
 
@@ -193,7 +195,7 @@ def _progress() -> Callable[[int], None] | None:
 def _report(prepared: Prepared) -> None:
     index = prepared.index
     if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
+        print(CLEAR, end="", file=sys.stderr)
     print(f"{prepared.folder}: {index.tokenizer.name}, vocabulary {index.tokenizer.vocab_size}, {index.dtype}")
     for name, split in (("training", index.train), ("held out", index.heldout)):
         print(

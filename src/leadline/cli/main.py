@@ -10,6 +10,7 @@ import importlib
 import itertools
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from leadline.cli.terminal import as_option, make_printable, quiet_libraries
 from leadline.errors import LeadlineError, UsageError, did_you_mean
 from leadline.files import check_file
 from leadline.interrupt import termination_interrupts
+from leadline.progress import verbose
 
 VERBS = {
     "compare": "train designs side by side and write one report: the main job",
@@ -47,10 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = _run(arguments)
             sys.stdout.flush()
         return code
-    except UsageError as error:
-        return _fail(error, 2)
-    except LeadlineError as error:
-        return _fail(error, 1)
     except BrokenPipeError:
         # Whoever read our output has gone; Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -59,12 +57,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):  # where the terminal has gone
             print("leadline: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+    except (LeadlineError, MemoryError, RuntimeError, OSError) as error:
+        if os.environ.get("LEADLINE_DEBUG") == "1":
             raise
-        return _fail(LeadlineError("there is too little memory for this; a smaller model or batch needs less"), 1)
-    except OSError as error:
-        return _fail(error, 1)
+        if {"-v", "--verbose"} & set(arguments):
+            traceback.print_exc()
+        if isinstance(error, MemoryError | RuntimeError):
+            if isinstance(error, RuntimeError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+                raise
+            error = LeadlineError("there is too little memory for this; a smaller model or batch needs less")
+        return _fail(error)
 
 
 def _run(arguments: list[str]) -> int:
@@ -72,6 +74,22 @@ def _run(arguments: list[str]) -> int:
         print(overview(), file=sys.stderr)
         return 2
     verb, *rest = arguments
+    level, rest = _verbosity(rest)
+    with verbose(level):
+        return _run_verb(verb, rest)
+
+
+def _verbosity(words: list[str]) -> tuple[int, list[str]]:
+    """What -q and -v say, and the other words."""
+    end = words.index("--") if "--" in words else len(words)
+    quiet, loud = ({"-q", "--quiet"} & set(words[:end]), {"-v", "--verbose"} & set(words[:end]))
+    if quiet and loud:
+        raise UsageError("--quiet and --verbose are opposites; give one of them")
+    rest = [word for place, word in enumerate(words) if place >= end or word not in (*quiet, *loud)]
+    return (-1 if quiet else 1 if loud else 0), rest
+
+
+def _run_verb(verb: str, rest: list[str]) -> int:
     if verb in ("-h", "--help", "help"):
         print(overview())
         return 0
@@ -127,19 +145,18 @@ def overview() -> str:
             "",
             *lines,
             "",
+            "-q is quiet: errors and results alone; -v says more, and shows where an error came from.",
             "leadline VERB --help says more. Example: leadline compare --data sotu --preset tiny --out runs/demo",
         ]
     )
 
 
-def _fail(error: BaseException, code: int) -> int:
-    if os.environ.get("LEADLINE_DEBUG") == "1":
-        raise error
+def _fail(error: BaseException) -> int:
     text = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     print(f"leadline: error: {text}", file=sys.stderr)
-    return code
+    return 2 if isinstance(error, UsageError) else 1
 
 
 if __name__ == "__main__":

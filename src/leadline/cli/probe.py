@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import tyro
 
 from leadline.experiments.probe.config import ProbeConfig
-
-LIVE_SECONDS = 0.2
-PLAIN_SECONDS = 5.0
+from leadline.progress import StatusLine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,51 +46,15 @@ def run(arguments: Arguments) -> int:
     from leadline.files import write_json
 
     asked = ProbeConfig(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(ProbeConfig)})
-    progress = Progress(sys.stderr)
-    try:
+    with contextlib.closing(StatusLine()) as line:
+
+        def progress(name: str, parts: str, done: int, total: int) -> None:
+            line(f"{name}: {parts}, batch {done} of {total}" if total else f"{name}: {parts}")
+
         results = probe(*arguments.models, out=arguments.out, config=asked, progress=progress).content
-    finally:
-        progress.close()
     if arguments.json is not None:
         write_json(arguments.json, results)
-    for line in summary(ProbeValues.read(results)):
-        print(line)
+    for sentence in summary(ProbeValues.read(results)):
+        print(sentence)
     print(f"report: {arguments.out / 'report.html'}")
     return 1 if any(model["status"] == "failed" for model in results["models"]) else 0
-
-
-class Progress:
-    """How far it is, on one line of a terminal, or a line every few seconds elsewhere.
-
-    Args:
-        stream: where to say it.
-        clock: in seconds.
-    """
-
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self.stream = stream
-        self.clock = clock
-        self.live = stream.isatty()
-        self.said: float | None = None
-        self.shown = False
-
-    def __call__(self, name: str, parts: str, done: int, total: int) -> None:
-        """Tells of `done` batches of `total`, or of `parts` alone where there is no total."""
-        now = self.clock()
-        if self.said is not None and now - self.said < (LIVE_SECONDS if self.live else PLAIN_SECONDS):
-            return
-        self.said = now
-        text = f"{name}: {parts}, batch {done} of {total}" if total else f"{name}: {parts}"
-        if self.live:
-            self.stream.write(f"\r\x1b[K{text}")
-            self.shown = True
-        else:
-            self.stream.write(f"{text}\n")
-        self.stream.flush()
-
-    def close(self) -> None:
-        """Takes the live line away."""
-        if self.shown:
-            self.stream.write("\r\x1b[K")
-            self.stream.flush()
-            self.shown = False

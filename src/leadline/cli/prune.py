@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from leadline.errors import UsageError
+from leadline.experiments.pruning.options import PruneOptions, numbers
 from leadline.files import write_json
-from leadline.pruning.options import PruneOptions, numbers
+from leadline.progress import StatusLine
 from leadline.repeating import repeating
 from leadline.report.words import percent
 
@@ -95,7 +94,7 @@ def _prune(given: Arguments) -> tuple[dict[str, Any], list[str]]:
         (len(given.model) != 1, f"{len(given.model)} models are given; pruning takes one, and --sweep several"),
     )
     asked = PruneOptions(**{field.name: getattr(given, field.name) for field in dataclasses.fields(PruneOptions)})
-    record = prune(given.model[0], given.out, config=asked, progress=Progress()).content
+    record = prune(given.model[0], given.out, config=asked, progress=StatusLine(SECONDS)).content
     return record, summary(record, given.out)
 
 
@@ -127,7 +126,7 @@ def _sweep(given: Arguments) -> tuple[dict[str, Any], list[str]]:
     criteria = None if given.criteria is None else tuple(given.criteria.replace(" ", "").split(","))
     models = [open_model(path, given.device, layers=given.layers) for path in given.model]
     for opened in models:  # each of them has to be of that text's tokens
-        data = dataset_for(opened, given.data, Progress())
+        data = dataset_for(opened, given.data, StatusLine(SECONDS))
     without = given.gradient_definition is not None and "cfp" not in (criteria or ("cfp",))
     _refuse((without, f"--gradient-definition is of cfp, and --criteria {given.criteria} is without it"))
     config = SweepConfig(
@@ -155,10 +154,10 @@ def _swept(models: Sequence[OpenedModel], data: DataSet, config: SweepConfig, ar
 
     out = arguments.out
     if out is None:
-        return sweep(models, data, config, Progress())
+        return sweep(models, data, config, StatusLine(SECONDS))
     asked = asked_of(models, data, config)
     with claimed(out, "prune", lambda: check_same_sweep(out, asked)):
-        results = sweep(models, data, config, Progress(), SweepMemory(asked, out / MEMORY_FILE))
+        results = sweep(models, data, config, StatusLine(SECONDS), SweepMemory(asked, out / MEMORY_FILE))
         write_sweep(results, out, command_line(arguments))
     return results
 
@@ -237,16 +236,3 @@ def sweep_table(results: dict[str, Any]) -> list[str]:
 def command_line(arguments: Arguments) -> str:
     """The command that repeats these arguments, quoted for a shell, without what is at its default."""
     return repeating(["prune", *map(str, arguments.model)], arguments, without=("model", "json"))
-
-
-class Progress:
-    """Prints on standard error what is being done, at most every few seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.said = -SECONDS
-
-    def __call__(self, text: str) -> None:
-        if self.clock() - self.said >= SECONDS:
-            self.said = self.clock()
-            print(text, file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import tyro
 from leadline.experiments.cascade.config import CascadeConfig
 from leadline.experiments.gradient_fan_in.config import GfaConfig
 from leadline.experiments.pruning.config import PruningConfig
+from leadline.progress import StatusLine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,23 +31,14 @@ def run(arguments: Arguments) -> int:
     """Runs the study. Returns 0, or 1 where a run failed."""
     from leadline.experiments.calls import run_experiment
 
-    found = run_experiment(arguments.study, say)
+    with contextlib.closing(StatusLine()) as line:
+        found = run_experiment(arguments.study, line.show)
     print_findings(found.content, arguments.study.out)
     return 1 if found.failed else 0
 
 
-def say(text: str) -> None:
-    """Progress, on standard error: one line that is drawn anew on a terminal, lines elsewhere."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-    else:
-        print(text, file=sys.stderr, flush=True)
-
-
 def print_findings(results: dict[str, Any], out: Path) -> None:
     """The finding, the claims and what else is to be said, on standard output."""
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
     print(results["headline"])
     for judgement in results["judgements"]:
         print(f"  {judgement['claim']}: {judgement['outcome'].upper()}. {judgement['evidence']}")

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from leadline.progress import StatusLine
 from leadline.report.words import duration
 from leadline.training.config import RunConfig
 
 if TYPE_CHECKING:
     from leadline.training.resolve import Run
 
-LIVE_SECONDS = 0.2
-PLAIN_SECONDS = 5.0
 EVALUATION_SECONDS = 3.0
 """An evaluation that takes less is not spoken of."""
 
@@ -89,19 +88,8 @@ def progress() -> Iterator[Progress]:
 
     What is worth keeping, such as a held-out loss, is a line of its own on a terminal too.
     """
-    if not sys.stderr.isatty():
-        yield Progress(lambda line: print(line, file=sys.stderr, flush=True), PLAIN_SECONDS)
-        return
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(console=Console(stderr=True), auto_refresh=False) as live:
-        yield Progress(
-            lambda line: live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True),
-            LIVE_SECONDS,
-            keep=lambda line: live.console.print(Text(line)),
-        )
+    with contextlib.closing(StatusLine()) as line:
+        yield Progress(line.show, line.every, keep=line.keep)
 
 
 class Progress:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from leadline.experiments.engine import Experiment
     from leadline.experiments.options import ExperimentConfig
     from leadline.experiments.probe.config import ProbeConfig
+    from leadline.experiments.pruning.options import PruneOptions
     from leadline.hub import OpenedModel
-    from leadline.pruning.options import PruneOptions
     from leadline.sections import Checked
     from leadline.training import RunConfig
 
@@ -131,9 +131,9 @@ def prune(
         UsageError: an option doesn't work, or `out` holds something.
         LeadlineError: the pruned model does not compute what the original computes with the same units skipped.
     """
+    from leadline.experiments.pruning.options import PruneOptions
     from leadline.hub import OpenedModel, dataset_for, open_model
     from leadline.pruning import cutting
-    from leadline.pruning.options import PruneOptions
 
     chosen = dataclasses.replace(config or PruneOptions(), **options)
     chosen.check_single()

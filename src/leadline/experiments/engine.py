@@ -8,7 +8,6 @@ results and its page (`Experiment`); `run` does the rest: the folder, the worker
 from __future__ import annotations
 
 import dataclasses
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from leadline.experiments.progress import display_for
 from leadline.experiments.results import write
 from leadline.experiments.runs import RunResult, read_run
 from leadline.experiments.worker import PROBES, TRAIN
+from leadline.progress import note
 from leadline.repeating import repeating
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Experiment(ABC, Generic[C]):
         if all(job.done for job in queue):
             return {}
         if estimate is not None:
-            print(estimate(queue), file=sys.stderr, flush=True)
+            note(estimate(queue))
         display = display_for(queue, self.slots)
         try:
             return run_jobs(queue, slots=self.slots, threads=self.threads, display=display, devices=self.devices)

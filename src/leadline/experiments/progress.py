@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from leadline.experiments.jobs import Job
+from leadline.progress import verbosity
 from leadline.report.words import duration, percent
 
 if TYPE_CHECKING:
@@ -208,6 +210,8 @@ class LiveDisplay:
 def display_for(jobs: Sequence[Job], slots: int) -> PlainDisplay | LiveDisplay:
     """The display that suits the standard error stream."""
     tracker = Tracker(jobs, slots)
+    if verbosity() < 0:
+        return PlainDisplay(tracker, io.StringIO())
     return LiveDisplay(tracker) if sys.stderr.isatty() else PlainDisplay(tracker)
 
 

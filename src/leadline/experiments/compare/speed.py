@@ -6,13 +6,13 @@ Here every design makes a step in every round, and a ratio is formed within a ro
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from leadline.errors import LeadlineError
 from leadline.files import check_sum, write_json_with_sum
+from leadline.progress import note
 from leadline.reading import read_json
 from leadline.statistics import LEVEL, Median, median_of
 
@@ -63,7 +63,7 @@ def measured_speeds(out: Path, configs: Mapping[str, RunConfig], rounds: int, th
     kept = _kept(out / SPEED_FILE, asked)
     if kept is not None:
         return kept
-    print(f"speed: {rounds} rounds of a step of each design", file=sys.stderr)
+    note(f"speed: {rounds} rounds of a step of each design")
     seconds = _measure(configs, rounds, threads)
     write_json_with_sum(out / SPEED_FILE, {**asked, "seconds": seconds})
     return seconds

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from leadline.errors import UsageError
-from leadline.hub import OpenedModel, default_context
-from leadline.pruning.cutting import PruneConfig
-from leadline.pruning.healing import Healing
-from leadline.pruning.origin import healing_rate
-from leadline.pruning.select import Amount
-from leadline.pruning.speed import Timing
-from leadline.pruning.text import EvaluationSettings
 from leadline.sections import Checked, NotNegative, Positive, PositiveFloat, needs
+
+if TYPE_CHECKING:
+    from leadline.hub import OpenedModel
+    from leadline.pruning import Amount, PruneConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,6 +100,8 @@ class PruneOptions(Checked):
     @property
     def amount(self) -> Amount:
         """How much is cut. Raises UsageError where that isn't said, or is said twice."""
+        from leadline.pruning import Amount
+
         names = ("ratio", "count", "blocks", "protect_first", "protect_last")
         return Amount(**{name: getattr(self, name) for name in names})
 
@@ -124,6 +123,10 @@ class PruneOptions(Checked):
         Raises:
             UsageError: a value that doesn't work.
         """
+        from leadline.hub import default_context
+        from leadline.pruning import EvaluationSettings, Healing, PruneConfig, Timing
+        from leadline.pruning.origin import healing_rate
+
         context = default_context(opened) if self.context is None else self.context
         timing = None
         if self.speed:
