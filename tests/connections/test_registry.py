@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiled import IN_MODELS
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -176,8 +177,9 @@ def test_meta_construction_then_a_loaded_state_equals_the_original(name: str) ->
     assert torch.equal(run(depth, x), run(original, x))
 
 
-@every
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in IN_MODELS])
 def test_compiles_without_graph_breaks(name: str) -> None:
+    """The others are compiled as parts of models, in tests/models/test_compile.py."""
     connection = EXAMPLES[name]
     if name == "mgr-invert":
         pytest.skip("inversion hands streams from one backward pass to the next, which no graph holds")

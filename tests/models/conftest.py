@@ -7,25 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from compiled import IN_MODELS
 from torch import Tensor
 
 from leadline import norms
 from leadline.connections import Additive
 from leadline.connections.registry import EXAMPLES
 from leadline.models import AttentionConfig, Decoder, DecoderConfig, LayerConfig, MLPConfig
-
-COMPILED = (
-    "additive",
-    "post-ln",
-    "attnres",
-    "attnres-block",
-    "mgr-competitive",
-    "mgr-independent",
-    "hc",
-    "mhc",
-    "mhc-lite",
-)
-"""Compiling takes seconds, so these do it in a whole model; the connections have tests of their own."""
 
 NORMS = {
     "rmsnorm": norms.RMSNorm(),
@@ -48,7 +36,7 @@ MakeConfig = Callable[..., DecoderConfig]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     compiled = metafunc.module.__name__.endswith("test_compile")
-    examples = {name: EXAMPLES[name] for name in COMPILED} if compiled else EXAMPLES
+    examples = {name: EXAMPLES[name] for name in IN_MODELS} if compiled else EXAMPLES
     if {"connection", "norm"} <= set(metafunc.fixturenames):
         pairs = {
             f"{connection}-{norm}": (examples[connection], NORMS[norm])
