@@ -78,9 +78,19 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def site_pages() -> list[str]:
+    """The pages of the documentation, relative to its folder."""
+    return [str(page.relative_to(ROOT / "docs")) for page in sorted((ROOT / "docs").rglob("*.md"))]
+
+
 def test_every_page_is_in_the_navigation() -> None:
-    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert all(page.name in navigation for page in (ROOT / "docs").glob("*.md"))
+    navigation = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert sorted(navigation) == site_pages()
+
+
+def test_every_page_is_linked_from_the_index() -> None:
+    linked = re.findall(r"\]\(([^)#\s]+\.md)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    assert sorted({*linked, "index.md"}) == site_pages()
 
 
 def test_the_make_targets_exist() -> None:
