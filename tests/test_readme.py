@@ -8,6 +8,7 @@ import re
 import shlex
 from pathlib import Path
 
+import page_commands
 import pytest
 
 from leadline.cli.main import VERBS
@@ -23,13 +24,9 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Every `leadline …` line in a fenced block of any page, without comments and output."""
-    found = []
-    for page in PAGES:
-        for block in [b for language in ("", "sh", "bash", "console") for b in blocks(page, language)]:
-            text = block.replace("\\\n", " ")
-            found += [line.removeprefix("$ ") for line in text.splitlines() if re.match(r"(\$ )?leadline \w", line)]
-    return sorted(set(found))
+    """Every `leadline …` command of any page, as it stands there."""
+    found = {command.text for page in PAGES for command in page_commands.commands(page)}
+    return sorted(text for text in found if text.startswith("leadline "))
 
 
 @pytest.mark.parametrize("command", commands())
