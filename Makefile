@@ -29,7 +29,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/zensical build --strict --clean --config-file mkdocs.yml
 	@echo "Open site/index.html in a browser."
 
 bench: $(STAMP)

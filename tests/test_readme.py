@@ -8,6 +8,7 @@ import re
 import shlex
 from pathlib import Path
 
+import page_commands
 import pytest
 
 from leadline.cli.main import VERBS
@@ -23,13 +24,9 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Every `leadline …` line in a fenced block of any page, without comments and output."""
-    found = []
-    for page in PAGES:
-        for block in [b for language in ("", "sh", "bash", "console") for b in blocks(page, language)]:
-            text = block.replace("\\\n", " ")
-            found += [line.removeprefix("$ ") for line in text.splitlines() if re.match(r"(\$ )?leadline \w", line)]
-    return sorted(set(found))
+    """Every `leadline …` command of any page, as it stands there."""
+    found = {command.text for page in PAGES for command in page_commands.commands(page)}
+    return sorted(text for text in found if text.startswith("leadline "))
 
 
 @pytest.mark.parametrize("command", commands())
@@ -78,9 +75,19 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def site_pages() -> list[str]:
+    """The pages of the documentation, relative to its folder."""
+    return [str(page.relative_to(ROOT / "docs")) for page in sorted((ROOT / "docs").rglob("*.md"))]
+
+
 def test_every_page_is_in_the_navigation() -> None:
-    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert all(page.name in navigation for page in (ROOT / "docs").glob("*.md"))
+    navigation = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert sorted(navigation) == site_pages()
+
+
+def test_every_page_is_linked_from_the_index() -> None:
+    linked = re.findall(r"\]\(([^)#\s]+\.md)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    assert sorted({*linked, "index.md"}) == site_pages()
 
 
 def test_the_make_targets_exist() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +39,28 @@ def llama_folder(folder: str, blocks: int) -> None:
 
     llama(blocks).save_pretrained(folder)
     ByteTokenizer().save(Path(folder))
+
+
+def text_folder(folder: str, kind: str = "txt") -> None:
+    """Forty short documents, each a file of its own, or all in one `.jsonl.gz`."""
+    documents = [f"Sounding {number}: by the deep, {number % 17}! " * 8 for number in range(40)]
+    Path(folder).mkdir()
+    if kind == "txt":
+        for number, document in enumerate(documents):
+            Path(folder, f"{number}.txt").write_text(document)
+    else:
+        with gzip.open(Path(folder, "all.jsonl.gz"), "wt") as file:
+            file.writelines(json.dumps({"text": document}) + "\n" for document in documents)
+
+
+def trained(folder: str, design: str = "prenorm", seed: int = 0) -> None:
+    """A run as the command line makes it, of the size that the commands of pages have, on the speeches."""
+    import page_commands
+
+    from leadline.cli.main import main
+
+    words = ["train", design, "--data", "sotu", "--seed", str(seed), "--out", folder]
+    assert main(page_commands.small(words, [])) == 0
 
 
 def run_folder(folder: str, *, steps: int = 4, blocks: int = 4) -> None:

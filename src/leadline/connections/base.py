@@ -112,7 +112,8 @@ class Site(Read[S]):
             state: from `depth.open` or the site before.
             sublayer: a norm and what follows it, without `x +`: takes h of shape (..., dim) in the state's dtype and
                 returns a tensor of that shape, or a tuple that begins with one.
-            args, kwargs: passed on to the sublayer.
+            *args: passed on to the sublayer.
+            **kwargs: likewise.
 
         Returns:
             The next state; where the sublayer returned a tuple `(output, *rest)`, the tuple `(state, *rest)`.

@@ -38,6 +38,7 @@ REMOTE = {
     "tinystories": Remote(repository="roneneldan/TinyStories"),
 }
 NAMED = (SOTU, *REMOTE)
+"""Data sets with a name: `--data sotu`, or `leadline data fetch NAME`."""
 
 
 class Speech(NamedTuple):

@@ -15,6 +15,7 @@ from leadline.models.config import AttentionConfig, DecoderConfig, InitConfig, L
 from leadline.norms import BHyT, Derf, DyT, NoNorm, NormConfig, RMSNorm
 
 Placement = Literal["pre", "peri", "sandwich", "lns", "post", "mix"]
+"""Where the norms stand, see `docs/norms.md`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -140,7 +140,12 @@ def stream_early(
     Args:
         exit: where and when to leave.
         statistics: is added to, as tokens come.
-        temperature, top_k, top_p, seed, stop_token, skip: see `stream_tokens`.
+        temperature: see `stream_tokens`.
+        top_k: see `stream_tokens`.
+        top_p: see `stream_tokens`.
+        seed: see `stream_tokens`.
+        stop_token: see `stream_tokens`.
+        skip: see `stream_tokens`.
 
     Raises:
         UsageError: a value that can't work, before anything is computed.

@@ -26,7 +26,8 @@ def fold(depth: Depth, x: Tensor, sublayers: Sequence[Callable[..., Any]], *args
         sublayers: attention, MLP, attention, ..., such as an `nn.ModuleList`. Each takes (..., dim) and returns a
             tensor of that shape, without `x +`, or a tuple that begins with one. The rest of a tuple is dropped; a
             loop over `depth.sites`, with `state, *rest = site(state, sublayer)`, keeps it.
-        args, kwargs: passed on to every sublayer, as `sublayer(h, *args, **kwargs)`.
+        *args: passed on to every sublayer, as `sublayer(h, *args, **kwargs)`.
+        **kwargs: likewise.
 
     Returns:
         (..., dim), in the dtype that travels over depth.

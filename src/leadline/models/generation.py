@@ -91,7 +91,9 @@ def stream_tokens(
         model: where its parameters are is where generation runs.
         prompt_tokens: (B, T) or (T,) int64, T at least 1.
         max_new_tokens: how many tokens at most.
-        temperature, top_k, top_p: see `Sampling`.
+        temperature: see `Sampling`.
+        top_k: see `Sampling`.
+        top_p: see `Sampling`.
         seed: the same seed gives the same tokens on the same kind of device.
         cache: keep keys and values; without, every token costs a pass over all tokens.
         stop_token: ends a sequence, which repeats it until all sequences have ended.

@@ -192,7 +192,8 @@ class BoundedTanhReuse(BoundedTanhNorm):
         Args:
             w_v: (kv_heads * head width, dim), as `nn.Linear` holds it.
             w_o: (dim, heads * head width).
-            heads, kv_heads: of the attention.
+            heads: query heads of the attention.
+            kv_heads: its key and value heads.
             length: T, the training length in tokens.
             gain_first: the first site's gain (dim,); enters the constant where gain_init is "unit".
         """

@@ -93,6 +93,7 @@ from leadline.probes.watch import TokenBatch, has_sites
 from leadline.stacks import Stack
 
 PARTS = ("activations", "similarity", "lens", "gradients", "ablation", "connection", "bhyt")
+"""What `measure_stack` can measure."""
 
 Progress = Callable[[str, int, int], None]
 """Told which parts run, as "activations, similarity", how many batches are done, and of how many."""

@@ -32,6 +32,7 @@ from leadline.stacks import Stack, Unit
 from leadline.training.gradient_steps import Definition
 
 CRITERIA = ("cfp", "similarity", "angular", "taylor", "magnitude", "ablation", "random")
+"""Names of the criteria that rank blocks or sublayers."""
 READS_TEXT = ("similarity", "angular", "taylor", "ablation")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import random
 import shutil
@@ -17,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from in_process import run_here
 from scipy import stats
 
 from leadline.cli.main import main
 from leadline.data import DataSet, prepare
 from leadline.errors import UsageError
-from leadline.experiments import engine, worker
+from leadline.experiments import engine
 from leadline.experiments.gradient_fan_in import experiment, statistics
 from leadline.experiments.gradient_fan_in.arms import KINDS as ARMS
 from leadline.experiments.gradient_fan_in.config import GfaConfig
@@ -39,7 +39,6 @@ from leadline.experiments.gradient_fan_in.statistics import (
 )
 from leadline.experiments.gradient_fan_in.verdict import judge
 from leadline.experiments.gradient_fan_in.verdict_fan_in import rho_words, support
-from leadline.experiments.jobs import Job
 from leadline.probes import TokenBatch, ablation
 from leadline.probes.correlation import KINDS, coefficients
 from leadline.repeating import repeating
@@ -65,15 +64,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
 def command(dataset: DataSet, out: Path, *more: str) -> list[str]:
     words = [*SMALL.split(), "--jobs", "1", "--threads", "1"]
     return ["study", "gfa", "--data", str(dataset.folder), "--out", str(out), *words, *more]
-
-
-def run_here(jobs: list[Job], **options: Any) -> dict[str, str]:
-    """What workers do, without starting a process for each; the tests that go on with a study start some."""
-    for job in jobs:
-        job.folder.mkdir(parents=True)
-        module, _, name = job.content["task"].partition(":")
-        getattr(importlib.import_module(f"{worker.PACKAGE}{module}"), name)(job.folder, job.content)
-    return {}
 
 
 @pytest.fixture(scope="module")

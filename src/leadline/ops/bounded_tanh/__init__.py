@@ -100,7 +100,8 @@ def attention_gain(
     Args:
         w_v: (kv_heads * head width, D), as `nn.Linear` holds it.
         w_o: (D, heads * head width); heads * head width may differ from D.
-        heads, kv_heads: heads must be a multiple of kv_heads.
+        heads: query heads; a multiple of kv_heads.
+        kv_heads: key and value heads.
         length: T, in tokens.
         backend: see `leadline.ops.choice`.
 
