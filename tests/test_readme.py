@@ -92,7 +92,9 @@ def test_every_page_is_linked_from_the_index() -> None:
 
 def test_the_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text(encoding="utf-8"))):
+    for target in set(
+        re.findall(r"(?:`|^)make ([a-z-]+)\b", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    ):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
