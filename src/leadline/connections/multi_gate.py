@@ -27,6 +27,7 @@ from leadline.errors import UsageError
 from leadline.ops import multi_gate_step
 from leadline.ops.depth_attention import depth_attention_weights, read_sources
 from leadline.ops.multi_gate import Step
+from leadline.ops.multi_gate.parts import Parameters
 from leadline.ops.next_norm import NextNorm, normed
 
 BASE_BIAS = -3.0
@@ -364,10 +365,10 @@ def _step(
     options = inversion.Options(
         config.invert_gate_limit, config.invert_budget, config.invert_anchor_every, config.invert_capacity
     )
+    query, bias = gate or (None, None)
+    parameters = Parameters(pool_query, query, bias, config.gate == "independent", config.eps)
     before = state.tape[0] if state.tape else None
-    found: tuple[Any, ...] = inversion.run_step(
-        streams, state.pending, before, pool_query, gate, config.gate, config.eps, options
-    )
+    found: tuple[Any, ...] = inversion.run_step(streams, state.pending, before, parameters, options)
     new, read, gates, tape = found
     return Step(new, normed(read, norm), gates), (tape,)
 

@@ -157,7 +157,7 @@ def _few(tensors: list[Tensor]) -> bool:
     return all(tensor.numel() <= FEW_NUMBERS for tensor in tensors)
 
 
-def _name_sizes(graph: fx.Graph) -> list[Tensor]:
+def _name_sizes(graph: fx.Graph) -> list[Any]:
     """Has a graph ask its inputs for their sizes and strides, and returns the inputs' fake tensors.
 
     Newer versions of Inductor (PyTorch 2.15) know those sizes alone that the graph asks for. Older ones know all.
