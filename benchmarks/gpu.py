@@ -34,7 +34,7 @@ from leadline.bench import bench_decode, bench_models, bench_operators
 from leadline.bench.cases import CASES, Case, Inputs, Maker, Sizes
 from leadline.bench.checks import errors
 from leadline.bench.decode import DecodeOptions
-from leadline.bench.models import ModelOptions
+from leadline.bench.models import TWO_PHASES, ModelOptions
 from leadline.bench.operators import OperatorOptions, values_and_gradients
 from leadline.bench.results import Result, versions
 from leadline.bench.rounds import Candidate, run_rounds, timer_for
@@ -169,7 +169,11 @@ def settings(plan: Plan) -> Iterator[tuple[Case, Sizes, torch.dtype]]:
             count = plan.counts[number % len(plan.counts)]
             for case in CASES.values():
                 fewer = 4 if case.name == "mhc-lite step" else count  # all permutations of more streams are too many
-                yield case, Sizes(tokens=min(plan.tokens, 1000), dim=dim, count=fewer), dtype
+                sizes = Sizes(tokens=min(plan.tokens, 1000), dim=dim, count=fewer)
+                yield case, sizes, dtype
+                if case.two_phase is not None:
+                    again = dataclasses.replace(case, name=f"{case.name}{TWO_PHASES}", work=case.two_phase)
+                    yield again, sizes, dtype
 
 
 def checks(plan: Plan, budget: Budget, part: dict[str, Any]) -> None:
@@ -282,9 +286,10 @@ def ops(plan: Plan, budget: Budget, part: dict[str, Any]) -> None:
             if row.backend != plan.fused or row.time is None:
                 continue
             moved = CASES[row.group].rows(sizes.count) * sizes.tokens * sizes.dim * dtype.itemsize
+            operator = f"{row.group}{row.label.removeprefix(plan.fused)}"
             copied = copy_seconds(moved, plan)
             told = {
-                "operator": row.group,
+                "operator": operator,
                 "dim": dim,
                 "bytes": moved,
                 "gb_per_second": moved / row.time.median / 1e9,
@@ -292,7 +297,7 @@ def ops(plan: Plan, budget: Budget, part: dict[str, Any]) -> None:
             }
             part["bandwidth"].append(told)
             print(
-                f"  {row.group:<16} D={dim:<5} {told['gb_per_second']:8.1f} GB/s of the bytes that must move; "
+                f"  {operator:<16} D={dim:<5} {told['gb_per_second']:8.1f} GB/s of the bytes that must move; "
                 f"a copy of as many: {told['copy_gb_per_second']:8.1f} GB/s",
                 flush=True,
             )

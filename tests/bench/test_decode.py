@@ -68,7 +68,7 @@ def test_a_cache_that_errs_is_not_timed(clock: dict[str, float], monkeypatch: py
 
 @pytest.mark.filterwarnings("ignore:this model was trained")
 def test_the_check_sees_a_wrong_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    subjects, _ = decode.subjects_for(("attnres",), ("lean",), TINY, torch.float32, torch.device("cpu"), training=False)
+    subjects, _ = decode.subjects_for(options("attnres", backends=("lean",)), TINY, training=False)
     prompt = torch.zeros(1, 5, dtype=torch.int64)
     assert decode.check(subjects[1], prompt, 1e-4) == ""
 
@@ -80,8 +80,15 @@ def test_the_check_sees_a_wrong_backend(monkeypatch: pytest.MonkeyPatch) -> None
             return self.model(tokens, cache=cache) * (1.0 if cache is None else 1.01)
 
     off: Any = Off(subjects[1].model)
-    wrong = decode.Subject(name="x", design="x", backend="lean", model=off)
+    wrong = decode.Subject(design="x", backend="lean", model=off)
     assert decode.check(wrong, prompt, 1e-4).startswith("cached logits are off by 1.0e-02")
+
+
+def test_two_phases_stand_beside_one(clock: dict[str, float]) -> None:
+    result = bench_decode(options("attnres", two_phase=True), {})
+    assert [row.name for row in result.rows] == ["prenorm", "attnres", "attnres, two phases"]
+    assert not result.failed
+    assert any(note.startswith("attnres, two phases takes 1.000") for note in result.notes)
 
 
 def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

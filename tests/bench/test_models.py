@@ -14,6 +14,7 @@ from leadline.bench import bench_models, models
 from leadline.bench.models import ModelOptions, has_operators, subjects_for, usable_backends
 from leadline.bench.rounds import Timings
 from leadline.bench.shapes import SHAPES, BenchShape, shape_named
+from leadline.connections import AttentionResiduals
 from leadline.designs import resolve
 from leadline.errors import UsageError
 
@@ -26,7 +27,7 @@ def options(*designs: str, **more: Any) -> ModelOptions:
 
 
 def subjects(designs: tuple[str, ...], backends: tuple[Any, ...]) -> list[models.Subject]:
-    return subjects_for(designs, backends, TINY, torch.float32, CPU, training=True)[0]
+    return subjects_for(options(*designs, backends=backends), TINY, training=True)[0]
 
 
 @pytest.fixture
@@ -62,6 +63,45 @@ def test_rows_and_ratios(clock: dict[str, float]) -> None:
     assert any("targets are stated" in note for note in result.notes)
 
 
+def test_two_phases_stand_beside_one(clock: dict[str, float]) -> None:
+    """Checked against one phase of the reference, timed, and compared within a round; PreNorm has one way to read."""
+    clock.update({"attnres lean": 2.0, "attnres, two phases lean": 3.0})
+    result = bench_models(options("attnres", two_phase=True), {"cpu": "test"})
+    rows = {row.name: row for row in result.rows}
+    assert list(rows) == ["prenorm", "attnres lean", "attnres, two phases lean"]
+    assert rows["attnres, two phases lean"].label == "attnres, two phases"
+    assert not result.failed
+    assert any(
+        note.startswith("attnres, two phases lean takes 1.500 [1.500, 1.500] times as long as in one phase")
+        for note in result.notes
+    )
+
+
+def test_two_phases_are_run_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read ahead goes wrong: that row alone fails."""
+    right = AttentionResiduals.prefetch
+
+    def wrong(self: Any, state: Any, sites: Any) -> Any:
+        state = right(self, state, sites)
+        return state._replace(ahead=tuple(entry._replace(mix=entry.mix * 1.1) for entry in state.ahead))
+
+    monkeypatch.setattr(AttentionResiduals, "prefetch", wrong)
+    asked = options("attnres", two_phase=True, check_only=True, backends=("reference", "lean"))
+    failed = {row.name: bool(row.failed) for row in bench_models(asked, {}).rows}
+    assert failed == {
+        "prenorm": False,
+        "attnres reference": False,
+        "attnres, two phases reference": True,
+        "attnres lean": False,
+        "attnres, two phases lean": True,
+    }
+
+
+def test_two_phases_need_a_design_that_has_them() -> None:
+    with pytest.raises(UsageError, match=r"--two-phase .* attnres and attnres-block work"):
+        bench_models(options("mgr", two_phase=True), {})
+
+
 def test_it_is_plain_data(clock: dict[str, float]) -> None:
     found = json.loads(json.dumps(bench_models(options("hc"), {"cpu": "test"}).as_json(), allow_nan=False))
     assert found["bench"] == "models"
@@ -90,9 +130,9 @@ def test_targets(clock: dict[str, float], monkeypatch: pytest.MonkeyPatch, taken
 def test_a_wrong_backend_is_not_timed(clock: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     right = models.gradients
 
-    def broken(model: Any, batch: Any, backend: str) -> list[Tensor | None]:
-        found = right(model, batch, backend)
-        if backend == "lean":
+    def broken(subject: models.Subject, batch: Any) -> list[Tensor | None]:
+        found = right(subject, batch)
+        if subject.backend == "lean":
             found[-1] = None if found[-1] is None else found[-1] * 1.5
         return found
 

@@ -16,6 +16,7 @@ from leadline.bench.operators import OperatorOptions, check, values_and_gradient
 from leadline.bench.peers import PEERS, PeerCase
 from leadline.bench.rounds import Timings
 from leadline.bench.table import print_result
+from leadline.connections import AttentionResiduals
 from leadline.errors import UsageError
 
 SMALL = Sizes(tokens=5, dim=12, count=4)
@@ -66,6 +67,18 @@ def test_every_case_runs_in_every_dtype(name: str, dtype: torch.dtype) -> None:
     assert values[0].dtype == dtype
     assert all(value is not None for value in values), "every leaf has a gradient"
     assert CASES[name].rows(4) > 0
+
+
+def test_a_block_is_read_in_one_phase_and_in_two(clock: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Side by side, each checked; the case itself never reads ahead."""
+    clock.update({"block of reads: lean": 4.0, "block of reads: lean, two phases": 3.0})
+    result = bench_operators(options("block of reads"), {})
+    assert [row.label for row in result.rows] == ["reference", "lean", "reference, two phases", "lean, two phases"]
+    assert [row.failed for row in result.rows] == [""] * 4
+    assert any(note.startswith("block of reads: lean, two phases takes 0.750") for note in result.notes)
+    monkeypatch.setattr(AttentionResiduals, "prefetch", lambda *arguments: None)
+    failed = [bool(row.failed) for row in bench_operators(options("block of reads"), {}).rows]
+    assert failed == [False, False, True, True]
 
 
 def test_inputs_are_the_same_numbers_in_every_dtype() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from leadline.cli.generate import Arguments, open_model, run, stream_text
-from leadline.connections import Additive
+from leadline.connections import Additive, AttentionResiduals
 from leadline.data.prepare import prepare
 from leadline.data.tokenizers import ByteTokenizer
 from leadline.errors import UsageError
@@ -70,6 +70,36 @@ def test_the_backend_is_the_one_asked_for(
     with pytest.raises(UsageError, match="--backend triton can't run here"):
         run(Arguments(model=folder, tokens="3", backend="triton"))
     assert capsys.readouterr().out == ""
+
+
+def test_two_phases_write_the_same_tokens(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of more than one source, its queries not at zero; with an early exit, too."""
+    plain = Decoder.load(folder)
+    config = dataclasses.replace(
+        plain.config, layers=plain.config.layers * 4, connection=AttentionResiduals(block_size=2), context=64
+    )
+    model = Decoder(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    model.save(tmp_path / "attnres")
+    ByteTokenizer().save(tmp_path / "attnres")
+    read = []
+    right = AttentionResiduals.prefetch
+    monkeypatch.setattr(AttentionResiduals, "prefetch", lambda *given: read.append(1) or right(*given))
+    for options in ({}, {"temperature": 0.0}, {"exit_block": 2, "draft": 3}):
+        found = []
+        for two_phase in (False, True):
+            read.clear()
+            said = tmp_path / "said.json"
+            run(Arguments(model=tmp_path / "attnres", tokens="24", two_phase=two_phase, json=said, **options))
+            found.append(json.loads(said.read_text())["tokens"])
+            assert bool(read) == two_phase
+        assert found[0] == found[1]
+        assert len(set(found[0])) > 2
+    with pytest.raises(UsageError, match=r"--two-phase .* attnres and attnres-block work"):
+        run(Arguments(model=folder, tokens="3", two_phase=True))
 
 
 def test_a_seed_repeats_the_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

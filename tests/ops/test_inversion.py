@@ -13,6 +13,7 @@ from torch import Tensor
 from leadline.errors import LeadlineError, UsageError
 from leadline.ops import multi_gate_step
 from leadline.ops.multi_gate.inversion import Keep, flush, multi_gate_step_inverted, unflush
+from leadline.ops.multi_gate.parts import Parameters
 from leadline.ops.multi_gate.slots import InversionError, Slot, tape_bytes
 
 N, T, D = 3, 5, 7
@@ -29,6 +30,10 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
 
 def gates(*shape: int, seed: int = 0, most: float = 0.5) -> Tensor:
     return most * torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def parameters(pool: Tensor | None, gate: tuple[Tensor, Tensor], kind: str = "competitive") -> Parameters:
+    return Parameters(pool, *gate, kind == "independent", EPS)
 
 
 class Chain:
@@ -60,7 +65,7 @@ class Chain:
         streams, slot, found = self.start * 1.0, None, []
         for i, keep in enumerate(keeps):
             streams, read, beta, slot = multi_gate_step_inverted(
-                streams, self._pending(i), self.pool[i], self.gate[i], self.kind, EPS, before=slot, keep=keep
+                streams, self._pending(i), parameters(self.pool[i], self.gate[i], self.kind), before=slot, keep=keep
             )
             found += [read, beta]
         return [*found, streams]
@@ -142,9 +147,9 @@ def test_one_stream_without_a_pool() -> None:
     results = []
     for inverts in (False, True):
         if inverts:
-            made = multi_gate_step_inverted(
-                start, (output, beta), None, gate, "competitive", EPS, before=None, keep=NOTHING
-            )[:3]
+            made = multi_gate_step_inverted(start, (output, beta), parameters(None, gate), before=None, keep=NOTHING)[
+                :3
+            ]
         else:
             made = multi_gate_step(start, (output, beta), None, gate, kind="competitive", eps=EPS, backend="reference")
         loss = sum((random(*t.shape, seed=9) * t).sum() for t in made)
@@ -169,7 +174,7 @@ def test_dtypes_stay_and_gates_are_wide(dtype: torch.dtype) -> None:
     beta = gates(N, T).float().requires_grad_()
     pool, gate = random(D).float().requires_grad_(), (random(D).float(), random(1).float())
     new, read, after, _ = multi_gate_step_inverted(
-        streams, (output, beta), pool, gate, "competitive", EPS, before=None, keep=NOTHING
+        streams, (output, beta), parameters(pool, gate), before=None, keep=NOTHING
     )
     assert new is not None
     assert read is not None
@@ -271,7 +276,7 @@ def test_a_step_must_be_able_to_find_its_streams() -> None:
     for pending, hands_on in ((None, True), ((output, beta), False)):
         with pytest.raises(UsageError, match="keeps its streams whole"):
             multi_gate_step_inverted(
-                streams, pending, pool, gate, "competitive", EPS, before=None, keep=NOTHING, hands_on=hands_on
+                streams, pending, parameters(pool, gate), before=None, keep=NOTHING, hands_on=hands_on
             )
 
 

@@ -64,6 +64,7 @@ from leadline.training.resolve import decide, usable_device
         ({"repeat": "0x2"}, "repeat='0x2'"),
         ({"repeat": "4x1"}, "repeat='4x1'"),
         ({"compile": True, "layer_dropout": 0.1}, "--layer-dropout .* leave out one of the two"),
+        ({"two_phase": True, "activation_checkpointing": True}, "--two-phase .* leave out one of the two"),
         ({"compile": True, "compile_blocks": True}, "--compile takes the whole model and --compile-blocks each block"),
         ({"compile": True, "exit_loss": 0.1}, "--exit-curriculum rotational .* --exit-curriculum all works"),
     ],

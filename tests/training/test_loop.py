@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leadline.connections import AttentionResiduals
 from leadline.data import Batch, DataSet, Loader, bits_per_byte
+from leadline.designs import PARTS, PRESETS, resolve
 from leadline.errors import LeadlineError, UsageError
 from leadline.models import Decoder
 from leadline.ops import choice
@@ -136,6 +138,36 @@ def test_recomputation_changes_nothing(config: Any, tmp_path: Path, lines: Lines
     train(config(design, record_every=2, activation_checkpointing=True), tmp_path / "recomputed")
     for name in ("steps.jsonl", "depth.jsonl"):
         assert lines(tmp_path / "recomputed" / name) == lines(tmp_path / "stored" / name)
+
+
+@pytest.mark.parametrize("design", ["attnres", "attnres-block(blocks=2)"])
+@pytest.mark.parametrize("options", [{}, {"exit_loss": 0.5}, {"precision": "bfloat16"}], ids=str)
+def test_two_phases_learn_the_same(
+    config: Any, tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch, design: str, options: dict[str, Any]
+) -> None:
+    """Every step reads ahead, and losses differ by rounding alone."""
+    read = []
+    right = AttentionResiduals.prefetch
+    monkeypatch.setattr(AttentionResiduals, "prefetch", lambda *given: read.append(1) or right(*given))
+    train(config(design, **options), tmp_path / "one")
+    assert not read
+    train(config(design, **options, two_phase=True), tmp_path / "two")
+    one, two = lines(tmp_path / "one" / "steps.jsonl"), lines(tmp_path / "two" / "steps.jsonl")
+    assert len(read) >= len(two) == len(one)
+    close = 1e-3 if options.get("precision") else 1e-5
+    assert [step["loss"] for step in two] == pytest.approx([step["loss"] for step in one], rel=close)
+
+
+def test_two_phases_need_a_design_that_has_them(config: Any, tmp_path: Path) -> None:
+    """The message names the designs that work, and no others do."""
+    for name, part in PARTS.items():
+        if "connection" in part.slots:
+            works = name in ("attnres", "attnres-block")
+            connection = resolve(name).decoder(PRESETS["tiny"], 256).connection
+            assert connection.two_phase == works, name
+    for design in ("prenorm", "mgr", "attnres(window=2)", "attnres(key_norm=false)", "attnres(weights=sigmoid)"):
+        with pytest.raises(UsageError, match=r"--two-phase .* attnres and attnres-block work, with weights=softmax"):
+            train(config(design, two_phase=True), tmp_path / "run")
 
 
 def test_bfloat16_keeps_float32_parameters(config: Any, tmp_path: Path, lines: Lines) -> None:

@@ -74,6 +74,7 @@ def test_accumulated_and_narrow_runs_too(config: Any, tmp_path: Path, lines: Lin
     "fields",
     [
         {"optimizer": "sgd", "equalise": True},
+        {"design": "attnres-block(blocks=2)", "two_phase": True, "exit_loss": 0.5},
         {"optimizer": "sgd", "momentum": 0.0, "repeat": "1x3"},
         {"design": "mgr", "repeat": "2x2", "equalise": True, "gradient_every": 2},
         # Some block is dropped in each of the first steps, so the optimiser has nothing to keep of it yet.

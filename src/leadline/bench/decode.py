@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from leadline.bench import targets
-from leadline.bench.models import BASELINE, Subject, has_operators, subjects_for
+from leadline.bench.models import BASELINE, DecoderOptions, Subject, has_operators, one_phase_notes, subjects_for
 from leadline.bench.results import Result, Row, Verdict, timed
-from leadline.bench.rounds import Candidate, Clock, Say, Timings, run_rounds, timer_for, what_is_timed
+from leadline.bench.rounds import Candidate, Say, Timings, run_rounds, timer_for, what_is_timed
 from leadline.bench.shapes import VOCABULARY, BenchShape
-from leadline.choices import Backend
 from leadline.errors import UsageError
 from leadline.models import KVCache, stream_tokens
 from leadline.ops import use_backend
@@ -29,8 +28,8 @@ CHECKED = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodeOptions:
-    """What to measure, and how; see `leadline bench decode --help`.
+class DecodeOptions(DecoderOptions):
+    """Of `bench decode`.
 
     Attributes:
         group: tokens that a design generates in its turn.
@@ -38,14 +37,9 @@ class DecodeOptions:
 
     designs: tuple[str, ...] = DESIGNS
     shape: BenchShape = SHAPE
-    backends: tuple[Backend, ...] = ()
     rounds: int = 25
     warm: int = 2
     group: int = 10
-    dtype: torch.dtype = torch.float32
-    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
-    clock: Clock = "wall"
-    check_only: bool = False
 
     def __post_init__(self) -> None:
         if self.group < 1:
@@ -63,13 +57,7 @@ class DecodeOptions:
 
     def plain(self) -> dict[str, Any]:
         """As the JSON file keeps them."""
-        return {
-            **dataclasses.asdict(self),
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "device": str(self.device),
-            "tokens": self.tokens,
-            "threads": torch.get_num_threads(),
-        }
+        return {**super().plain(), "tokens": self.tokens}
 
 
 def bench_decode(
@@ -85,9 +73,7 @@ def bench_decode(
     """
     prompt_length = options.shape.context
     roomy = dataclasses.replace(options.shape, context=prompt_length + options.tokens + CHECKED)
-    subjects, notes = subjects_for(
-        options.designs, options.backends, roomy, options.dtype, options.device, training=False
-    )
+    subjects, notes = subjects_for(options, roomy, training=False)
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(VOCABULARY, (options.shape.batch, prompt_length), generator=generator).to(options.device)
     rows: dict[str, Row] = {}
@@ -98,7 +84,7 @@ def bench_decode(
             plain = not has_operators(subject.model.config)
             rows[subject.name] = Row(
                 name=subject.name,
-                label=subject.design,
+                label=subject.label,
                 backend="-" if plain else subject.backend,
                 failed=check(subject, prompt, TOLERANCE[options.dtype]),
             )
@@ -115,6 +101,7 @@ def bench_decode(
         timings = dataclasses.replace(timings, interrupted=True)
     if not options.as_targeted:
         notes.append(f"targets are stated for {SHAPE}, in float32 on a CPU")
+    rows = {name: timed(row, timings, BASELINE) for name, row in rows.items()}
     return Result(
         bench="decode",
         title=f"one token of cached generation: {options.shape.blocks} blocks, D={options.shape.dim}, batch "
@@ -125,8 +112,8 @@ def bench_decode(
         baseline=BASELINE,
         options=options.plain(),
         machine=machine,
-        rows=tuple(_judged(timed(row, timings, BASELINE), options) for row in rows.values()),
-        notes=tuple(notes),
+        rows=tuple(_judged(row, options) for row in rows.values()),
+        notes=(*notes, *one_phase_notes(rows)),
         interrupted=timings.interrupted,
         rounds=timings.rounds,
     )
@@ -141,7 +128,7 @@ def check(subject: Subject, prompt: Tensor, tolerance: float) -> str:
     with use_backend("reference"):
         truth = model(text)[:, -CHECKED - 1 :]
     cache = KVCache()
-    with use_backend(subject.backend):
+    with subject.running():
         found = [model(prompt, cache=cache)[:, -1:]]
         found += [model(token, cache=cache) for token in following.split(1, dim=1)]
     error = float((torch.cat(found, dim=1) - truth).double().norm() / truth.double().norm())
@@ -151,11 +138,11 @@ def check(subject: Subject, prompt: Tensor, tolerance: float) -> str:
 def _candidate(subject: Subject, prompt: Tensor, options: DecodeOptions) -> Candidate:
     """A turn takes `group` tokens from a stream that has read the prompt already."""
     stream: Iterator[Tensor] = stream_tokens(subject.model, prompt, options.tokens + 1, temperature=0)
-    with use_backend(subject.backend):
+    with subject.running():
         next(stream)
 
     def token() -> None:
-        with use_backend(subject.backend):
+        with subject.running():
             next(stream)
 
     return Candidate(name=subject.name, call=token, calls=options.group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -18,17 +19,20 @@ from leadline.bench.memory import parameter_bytes, peak_bytes, saved_for_backwar
 from leadline.bench.results import Result, Row, Verdict, timed
 from leadline.bench.rounds import Candidate, Clock, Say, Timings, run_rounds, timer_for, what_is_timed
 from leadline.bench.shapes import VOCABULARY, BenchShape
+from leadline.bench.table import interval
 from leadline.choices import Backend
 from leadline.connections import Additive
 from leadline.connections.inversion import tape_bytes
-from leadline.designs import resolve
+from leadline.designs import check_two_phase, resolve
 from leadline.errors import UsageError
 from leadline.models import Decoder, DecoderConfig
 from leadline.norms import BHyT, Derf, DyT
 from leadline.ops import use_backend
 from leadline.ops.choice import BACKENDS, why_not
+from leadline.statistics import median_of, ratios
 
 BASELINE = "prenorm"
+TWO_PHASES = ", two phases"
 DESIGNS = ("attnres", "attnres-block", "mgr", "mgr(memory=invert)", "hc", "mhc-lite", "mhc", "bhyt", "peri-ln")
 START = 0.02
 """The spread of what is added to a connection's own parameters, so that queries aren't zero."""
@@ -39,19 +43,38 @@ TIMES_PLAIN = 2.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """What to measure, and how; see `leadline bench models --help`."""
+class DecoderOptions:
+    """What to measure of whole decoders, and how; see `leadline bench models --help` and `bench decode --help`."""
 
-    designs: tuple[str, ...] = DESIGNS
+    designs: tuple[str, ...]
     shape: BenchShape
-    shape_name: str | None = None
     backends: tuple[Backend, ...] = ()
-    rounds: int = 9
-    warm: int = 1
+    two_phase: bool = False
+    rounds: int
+    warm: int
     dtype: torch.dtype = torch.float32
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     clock: Clock = "wall"
     check_only: bool = False
+
+    def plain(self) -> dict[str, Any]:
+        """As the JSON file keeps them."""
+        return {
+            **dataclasses.asdict(self),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": str(self.device),
+            "threads": torch.get_num_threads(),
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions(DecoderOptions):
+    """Of `bench models`."""
+
+    designs: tuple[str, ...] = DESIGNS
+    shape_name: str | None = None
+    rounds: int = 9
+    warm: int = 1
 
     @property
     def as_targeted(self) -> bool:
@@ -60,24 +83,35 @@ class ModelOptions:
 
     def plain(self) -> dict[str, Any]:
         """As the JSON file keeps them."""
-        return {
-            **dataclasses.asdict(self),
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "device": str(self.device),
-            "hidden": self.shape.hidden,
-            "vocabulary": VOCABULARY,
-            "threads": torch.get_num_threads(),
-        }
+        return {**super().plain(), "hidden": self.shape.hidden, "vocabulary": VOCABULARY}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model on a backend."""
+    """A model on a backend, which reads in one phase or in two."""
 
-    name: str
     design: str
     backend: Backend
     model: Decoder
+    two_phase: bool = False
+
+    @property
+    def label(self) -> str:
+        """The design, and whether it reads in two phases."""
+        return f"{self.design}{TWO_PHASES if self.two_phase else ''}"
+
+    @property
+    def name(self) -> str:
+        """Unique in the run."""
+        return self.label if self.backend == "auto" else f"{self.label} {self.backend}"
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The model runs as this subject inside the block."""
+        self.model.prefetch = self.two_phase
+        with use_backend(self.backend):
+            yield
+        self.model.prefetch = False
 
 
 def bench_models(
@@ -91,9 +125,7 @@ def bench_models(
     Raises:
         UsageError: a design that doesn't fit the shape, or a backend that can't run here.
     """
-    subjects, notes = subjects_for(
-        options.designs, options.backends, options.shape, options.dtype, options.device, training=True
-    )
+    subjects, notes = subjects_for(options, options.shape, training=True)
     batch = batch_of(options.shape, options.device)
     rows: dict[str, Row] = {}
     timings = Timings({})
@@ -123,6 +155,7 @@ def bench_models(
     base = rows.get(BASELINE)
     if not options.as_targeted:
         notes.append("targets are stated for shapes a and b, in float32 on a CPU")
+    notes += one_phase_notes(rows)
     judged = tuple(_judged(row, base, options) for row in rows.values())
     return Result(
         bench="models",
@@ -140,31 +173,39 @@ def bench_models(
     )
 
 
-def subjects_for(
-    designs: Sequence[str],
-    backends: Sequence[Backend],
-    shape: BenchShape,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    training: bool,
-) -> tuple[list[Subject], list[str]]:
+def subjects_for(options: DecoderOptions, shape: BenchShape, *, training: bool) -> tuple[list[Subject], list[str]]:
     """PreNorm first, then every design on every backend; and what was left out, in words.
 
-    A design without depth operators runs once. All backends of a design share one model.
+    A design without depth operators runs once. All backends of a design share one model, and so do one phase and two.
+
+    Raises:
+        UsageError: two phases are asked for, and no design has them.
     """
-    chosen, notes = usable_backends(backends, device, training=training)
-    resolved = {design.expression: design for design in map(resolve, (BASELINE, *designs))}
+    chosen, notes = usable_backends(options.backends, options.device, training=training)
+    resolved = {design.expression: design for design in map(resolve, (BASELINE, *options.designs))}
     subjects = []
     for expression, design in resolved.items():
         config = design.decoder(shape.config, VOCABULARY)
-        model = Decoder(config, device=device, dtype=dtype)
+        model = Decoder(config, device=options.device, dtype=options.dtype)
         stir(model)
         plain: tuple[Backend, ...] = ("auto",)
         for backend in chosen if has_operators(config) else plain:
-            named = expression if backend == "auto" else f"{expression} {backend}"
-            subjects.append(Subject(name=named, design=expression, backend=backend, model=model))
+            for two_phase in (False, True) if options.two_phase and config.connection.two_phase else (False,):
+                subjects.append(Subject(design=expression, backend=backend, model=model, two_phase=two_phase))
+    if options.two_phase and not any(subject.two_phase for subject in subjects):
+        check_two_phase(subjects[-1].model.config.connection)
     return subjects, notes
+
+
+def one_phase_notes(rows: Mapping[str, Row]) -> list[str]:
+    """What two phases take beside one phase in the same round, in words: a note for each design and backend."""
+    notes = []
+    for row in rows.values():
+        one = rows.get(row.name.replace(TWO_PHASES, ""), row)
+        if one is not row and row.seconds and one.seconds:
+            found = median_of(ratios(row.seconds, one.seconds))
+            notes.append(f"{row.name} takes {interval(found, 3)} times as long as in one phase, in the same round")
+    return notes
 
 
 def usable_backends(
@@ -235,33 +276,35 @@ def _checked(
         for subject in group:
             say(f"{subject.name}: check")
             failed = ""
-            if subject.backend != "reference" and has_operators(subject.model.config):
+            if (subject.backend != "reference" or subject.two_phase) and has_operators(subject.model.config):
                 names = ["loss", *(f"the gradient of {name}" for name, _ in subject.model.named_parameters())]
-                expected = expected or expectation(subject.model, batch, options.dtype)
+                expected = expected or expectation(subject, batch, options.dtype)
                 truth, tolerance = expected
-                found = gradients(subject.model, batch, subject.backend)
+                found = gradients(subject, batch)
                 failed = disagreement(found, truth, names, tolerance)
             plain = not has_operators(subject.model.config)
-            yield Row(name=subject.name, label=subject.design, backend="-" if plain else subject.backend, failed=failed)
+            yield Row(name=subject.name, label=subject.label, backend="-" if plain else subject.backend, failed=failed)
 
 
 def expectation(
-    model: Decoder, batch: tuple[Tensor, Tensor], dtype: torch.dtype
+    subject: Subject, batch: tuple[Tensor, Tensor], dtype: torch.dtype
 ) -> tuple[list[Tensor | None], list[float]]:
-    """What loss and gradients should be, by the reference backend, and how far they may be off.
+    """What loss and gradients should be, by the reference backend in one phase, and how far they may be off.
 
     In low precision the truth is the same model in float32, and twice the reference backend's own error is allowed.
     """
-    usual = gradients(model, batch, "reference")
+    plain = dataclasses.replace(subject, backend="reference", two_phase=False)
+    usual = gradients(plain, batch)
     if dtype.itemsize >= 4:
         return usual, [TOLERANCE[dtype]] * len(usual)
-    truth = gradients(copy.deepcopy(model).float(), batch, "reference")
+    truth = gradients(dataclasses.replace(plain, model=copy.deepcopy(plain.model).float()), batch)
     return truth, [max(TIMES_PLAIN * error, TOLERANCE[dtype]) for error in errors(usual, truth)]
 
 
-def gradients(model: Decoder, batch: tuple[Tensor, Tensor], backend: Backend) -> list[Tensor | None]:
+def gradients(subject: Subject, batch: tuple[Tensor, Tensor]) -> list[Tensor | None]:
     """The loss and every parameter's gradient, which the model does not keep."""
-    with use_backend(backend):
+    model = subject.model
+    with subject.running():
         loss = loss_of(model, batch)
         loss.backward()
     found = [loss.detach(), *(parameter.grad for parameter in model.parameters())]
@@ -271,7 +314,7 @@ def gradients(model: Decoder, batch: tuple[Tensor, Tensor], backend: Backend) ->
 
 def _candidate(subject: Subject, batch: tuple[Tensor, Tensor]) -> Candidate:
     def step() -> None:
-        with use_backend(subject.backend):
+        with subject.running():
             loss_of(subject.model, batch).backward()
 
     return Candidate(name=subject.name, call=step, after=lambda: subject.model.zero_grad(set_to_none=True))
@@ -279,7 +322,7 @@ def _candidate(subject: Subject, batch: tuple[Tensor, Tensor]) -> Candidate:
 
 def _memory(subject: Subject, batch: tuple[Tensor, Tensor], device: torch.device) -> dict[str, float]:
     model = subject.model
-    with use_backend(subject.backend):
+    with subject.running():
         saved = saved_for_backward(lambda: loss_of(model, batch), model.parameters(), tape_bytes)
         peak = peak_bytes(lambda: loss_of(model, batch).backward(), device) + parameter_bytes(model.parameters())
     model.zero_grad(set_to_none=True)

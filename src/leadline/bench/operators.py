@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from leadline.bench import targets
-from leadline.bench.cases import CASES, Case, Inputs, Maker, Sizes
+from leadline.bench.cases import CASES, Case, Inputs, Maker, Sizes, Work
 from leadline.bench.checks import disagreement
-from leadline.bench.models import usable_backends
+from leadline.bench.models import TWO_PHASES, one_phase_notes, usable_backends
 from leadline.bench.peers import PEERS, PeerCase
 from leadline.bench.results import Result, Row, Verdict, timed
 from leadline.bench.rounds import Candidate, Clock, Say, Timings, calls_for, run_rounds, timer_for, what_is_timed
@@ -130,6 +130,7 @@ def bench_operators(
         timings = dataclasses.replace(timings, interrupted=True)
     if not options.as_targeted:
         notes.append("targets are stated for 4 sources or streams, D=512, 1,024 tokens, in float32 on a CPU")
+    judged = {name: _judged(row, rows, timings, options.as_targeted) for name, row in rows.items()}
     return Result(
         bench="ops",
         title=f"operators alone: {options.sizes.count} sources or streams, D={options.sizes.dim}, "
@@ -140,8 +141,8 @@ def bench_operators(
         baseline="the operator's reference",
         options=options.plain(),
         machine=machine,
-        rows=tuple(_judged(row, rows, timings, options.as_targeted) for row in rows.values()),
-        notes=tuple(dict.fromkeys(notes)),
+        rows=tuple(judged.values()),
+        notes=tuple(dict.fromkeys([*notes, *one_phase_notes(judged)])),
         interrupted=timings.interrupted,
         rounds=timings.rounds,
     )
@@ -149,7 +150,10 @@ def bench_operators(
 
 def subjects_of(case: Case, backends: Sequence[Backend], options: OperatorOptions) -> tuple[list[Subject], list[str]]:
     """The reference, every backend and every peer that is there; and what was left out, in words."""
-    subjects = [_on_backend(case, backend) for backend in dict.fromkeys((REFERENCE, *backends))]
+    chosen = dict.fromkeys((REFERENCE, *backends))
+    subjects = [_on_backend(case, backend, case.work) for backend in chosen]
+    if case.two_phase is not None:
+        subjects += [_on_backend(case, backend, case.two_phase, TWO_PHASES) for backend in chosen]
     notes = []
     for peer in PEERS if options.peers else ():
         if peer.case == case.name:
@@ -161,13 +165,13 @@ def subjects_of(case: Case, backends: Sequence[Backend], options: OperatorOption
     return subjects, notes
 
 
-def _on_backend(case: Case, backend: Any) -> Subject:
+def _on_backend(case: Case, backend: Any, work: Work, suffix: str = "") -> Subject:
     return Subject(
         case=case.name,
-        label=backend,
+        label=f"{backend}{suffix}",
         backend=backend,
         make=case.make,
-        work=lambda inputs: case.work(inputs, backend),
+        work=lambda inputs: work(inputs, backend),
         truth=lambda inputs: case.work(inputs, "reference"),
         tolerance=TOLERANCE,
     )

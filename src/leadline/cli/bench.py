@@ -57,6 +57,9 @@ class Models:
     """What runs depth operators; repeat it for several. Unless given: lean and compiled, on a GPU lean and triton,
     where they can run."""
 
+    two_phase: bool = False
+    """Time Attention Residuals in two phases too, beside one phase."""
+
     rounds: int = 9
     """How often every candidate is timed."""
 
@@ -164,6 +167,9 @@ class Decode:
 
     backend: Backends = ()
     """What runs depth operators; repeat it for several. Unless given: what generation takes by itself."""
+
+    two_phase: bool = False
+    """Time Attention Residuals in two phases too, beside one phase."""
 
     group: int = 10
     """Tokens that a design generates in its turn."""
@@ -284,7 +290,8 @@ def _measure(action: Models | Ops | Decode, say: Callable[[str], None]) -> Resul
     if isinstance(action, Models):
         given = {key: getattr(action, key) for key in ("blocks", "dim", "heads", "context", "batch")}
         shape, name = shape_named(action.shape, **given)
-        wish = ModelOptions(designs=action.designs or DESIGNS, shape=shape, shape_name=name, **common)
+        common |= {"two_phase": action.two_phase, "designs": action.designs or DESIGNS}
+        wish = ModelOptions(shape=shape, shape_name=name, **common)
         return bench_models(wish, machine, say)
     if isinstance(action, Ops):
         sizes = Sizes(tokens=action.tokens, dim=action.dim, count=action.count)
@@ -298,9 +305,8 @@ def _measure(action: Models | Ops | Decode, say: Callable[[str], None]) -> Resul
         context=action.prompt,
         batch=action.batch,
     )
-    return bench_decode(
-        DecodeOptions(designs=action.designs or DECODED, shape=decoder, group=action.group, **common), machine, say
-    )
+    common |= {"two_phase": action.two_phase, "designs": action.designs or DECODED}
+    return bench_decode(DecodeOptions(shape=decoder, group=action.group, **common), machine, say)
 
 
 def _write(result: Result, json: Path | None, picture: Path | None) -> None:

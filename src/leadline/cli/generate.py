@@ -69,6 +69,9 @@ class Arguments:
     backend: Literal["auto", "reference", "lean", "compiled", "triton"] = "auto"
     """Of the operators along depth. On a CPU auto is lean; compiled is faster and takes some seconds to start."""
 
+    two_phase: bool = False
+    """Attention Residuals in two phases: finished sources are read once for several sublayers. Equal to rounding."""
+
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Also write prompt, text, tokens and speed to this file."""
 
@@ -78,6 +81,7 @@ def run(arguments: Arguments) -> int:
     import torch
 
     from leadline.counts import parse_count
+    from leadline.designs import check_two_phase
     from leadline.errors import UsageError
     from leadline.files import write_json
     from leadline.models import ExitStatistics, stream_early, stream_tokens
@@ -92,6 +96,9 @@ def run(arguments: Arguments) -> int:
         raise UsageError("--prompt is not text: it holds bytes that are not UTF-8") from None
     check_backend(arguments.backend, usable_device(arguments.device).type)
     model, tokenizer = open_model(arguments.model, arguments.device)
+    if arguments.two_phase:
+        check_two_phase(model.config.connection)
+        model.prefetch = True
     prompt = [int(token) for token in tokenizer.encode(arguments.prompt)] or [tokenizer.separator]
     exit = _early_exit(arguments, model)
     statistics = ExitStatistics()

@@ -228,7 +228,7 @@ class AttentionSite(_Reader, Site[AttentionState]):
         bank, roots, partial, place, ahead = state.commit(self.block)
         output = output.to(bank[0].dtype)
         total = partial[0] + output if partial else output
-        return AttentionState(bank, roots, (total, *self.config.roots(total)), place, ahead)
+        return AttentionState(bank, roots, (total, *_roots(self.config, total)), place, ahead)
 
     def inspect(self, state: AttentionState) -> dict[str, Tensor]:
         """`weights` of the sources, the embedding first."""
@@ -292,12 +292,10 @@ class AttentionResiduals(Connection[AttentionState]):
         """Whether a read has a key gain: it scores sources, normalised."""
         return self.key_norm and self.weights != "static"
 
-    def roots(self, *sources: Tensor) -> tuple[Tensor, ...]:
-        """Of sources just written: worked out once, without a gradient of their own; empty where no read needs them."""
-        if (sources and few_numbers(sources[0])) or not (self.keyed and self.weights == "softmax"):
-            return ()
-        with torch.no_grad():
-            return tuple(source_root(source, self.eps) for source in sources)
+    @property
+    def two_phase(self) -> bool:
+        """Whether `prefetch` reads anything ahead: not for ablations."""
+        return self.weights == "softmax" and self.key_norm and self.window is None
 
     def read_scale(self, sources: int) -> float:
         """What a read of `sources` sources is worth in residual streams at the start."""
@@ -316,7 +314,7 @@ class AttentionResiduals(Connection[AttentionState]):
     def open(self, x: Tensor) -> AttentionState:
         """One source, the embedding x (..., D)."""
         x = self.state_tensor(x)
-        return AttentionState((x,), self.roots(x), (), x.new_empty((0, 0)))
+        return AttentionState((x,), _roots(self, x), (), x.new_empty((0, 0)))
 
     def prefetch(self, state: AttentionState, upcoming_sites: Sequence[Site]) -> AttentionState:
         """Phase 1 of the reads of `upcoming_sites`: the finished sources are read once for all of them.
@@ -324,7 +322,7 @@ class AttentionResiduals(Connection[AttentionState]):
         Their reads go on from there; a read of another site, and a skip, are what they were. Not for ablations.
         """
         readers = [site for site in upcoming_sites if isinstance(site, AttentionSite) and site.query is not None]
-        if not readers or self.weights != "softmax" or not self.key_norm or self.window is not None:
+        if not readers or not self.two_phase:
             return state
         state = state.commit(readers[0].block)
         queries: list[Tensor] = [site.query for site in readers if site.query is not None]
@@ -361,7 +359,9 @@ class AttentionResiduals(Connection[AttentionState]):
         _, partials, block = note.shape
         finished = len(sources) - partials
         bank, partial = tuple(sources[:finished]), tuple(sources[finished:])
-        return AttentionState(bank, self.roots(*bank), (*partial, *self.roots(*partial)), note.new_empty((0, block)))
+        return AttentionState(
+            bank, _roots(self, *bank), (*partial, *_roots(self, *partial)), note.new_empty((0, block))
+        )
 
     def make_site(self, index: int, dim: int, sublayers: int, **factory: Any) -> AttentionSite:
         """Site `index`, which belongs to block `index // block_size`."""
@@ -372,6 +372,14 @@ class AttentionResiduals(Connection[AttentionState]):
         """The last read; it belongs to no block."""
         size = self.block_size or 1
         return AttentionReadout(self, dim, _sources(sublayers, size), -1, **factory)
+
+
+def _roots(config: AttentionResiduals, *sources: Tensor) -> tuple[Tensor, ...]:
+    """Of sources just written: worked out once, without a gradient of their own; empty where no read needs them."""
+    if (sources and few_numbers(sources[0])) or not (config.keyed and config.weights == "softmax"):
+        return ()
+    with torch.no_grad():
+        return tuple(source_root(source, config.eps) for source in sources)
 
 
 def _sources(index: int, size: int) -> int:

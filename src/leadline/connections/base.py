@@ -212,6 +212,11 @@ class Connection(Generic[S]):
     def check(self, dim: int, sublayers: int) -> None:
         """Raises UsageError where the options do not fit; called by `build`."""
 
+    @property
+    def two_phase(self) -> bool:
+        """Whether `prefetch` reads anything ahead."""
+        return False
+
     def open(self, x: Tensor) -> S:
         """The state before the first sublayer. Has no parameters; fixes the dtype that travels."""
         raise TypeError(f"{type(self).__name__} does not define open")

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from leadline.ops.multi_gate.inversion import Keep, multi_gate_step_inverted
+from leadline.ops.multi_gate.parts import Parameters
 from leadline.ops.multi_gate.slots import InversionError, Slot, tape_bytes
 
 __all__ = ["DEFAULTS", "InversionError", "Limits", "Options", "Tape", "limits_for", "tape_bytes"]
@@ -155,10 +156,7 @@ def step(
     streams: Tensor,
     pending: tuple[Tensor, Tensor] | None,
     tape: Tape | None,
-    pool_query: Tensor | None,
-    gate: tuple[Tensor, Tensor] | None,
-    kind: str,
-    eps: float,
+    parameters: Parameters,
     options: Options,
 ) -> tuple[Tensor | None, Tensor, Tensor | None, Tape | None]:
     """Streams, read and gates as of `leadline.ops.multi_gate_step`, and the tape of these streams.
@@ -168,7 +166,7 @@ def step(
     Raises:
         InversionError: streams that were changed in place.
     """
-    limits = limits_for(streams.dtype, options)
+    limits, gated = limits_for(streams.dtype, options), parameters.gate_query is not None
     if tape is None or tape.slot is None or not tape.slot.belongs_to(streams):
         tape = opened(streams, ())
     check, sums = None, None
@@ -176,18 +174,15 @@ def step(
         keep = Keep(whole=True, apart=tape.apart)
         check = functools.partial(_check, limits.tolerance, streams.dtype) if tape.apart else None
     else:
-        keep, sums = _kept(pending[1], tape, limits, ends=gate is None)
+        keep, sums = _kept(pending[1], tape, limits, ends=not gated)
     new, read, gates, slot = multi_gate_step_inverted(
         streams,
         pending,
-        pool_query,
-        gate,
-        kind,
-        eps,
+        parameters,
         before=tape.slot,
         keep=keep,
         check=check,
-        hands_on=gate is not None,
+        hands_on=gated,
     )
     if new is None or slot is None:
         return new, read, gates, None

@@ -27,6 +27,7 @@ from leadline.errors import UsageError
 from leadline.ops import multi_gate_step
 from leadline.ops.depth_attention import depth_attention_weights, read_sources
 from leadline.ops.multi_gate import Step
+from leadline.ops.multi_gate.parts import Parameters
 from leadline.ops.next_norm import NextNorm, normed
 
 BASE_BIAS = -3.0
@@ -114,7 +115,7 @@ class MultiGateSite(Site[MultiGateState]):
                 f"a site without gates met {self.config.streams} streams; "
                 f"the first {self.config.streams - 1} sites only append, and must come first and once"
             )
-        step, tape = self.config.step(state, self.pool_query, (self.gate_query, self.gate_bias), norm)
+        step, tape = _step(self.config, state, self.pool_query, (self.gate_query, self.gate_bias), norm)
         gates = () if step.gates is None else (step.gates,)
         return step.read, MultiGateState((), (step.streams,), gates, tape=tape)
 
@@ -128,7 +129,7 @@ class MultiGateSite(Site[MultiGateState]):
             if state.output or not state.gates:
                 raise UsageError("a gated write takes the state that this site's read returned")
             return state._replace(output=(output.to(state.streams[0].dtype),))
-        return self.config.gathered((*state.live, output.to(state.live[0].dtype)))
+        return _gathered(self.config, (*state.live, output.to(state.live[0].dtype)))
 
     @torch.no_grad()
     def inspect(self, state: MultiGateState) -> dict[str, Tensor]:
@@ -180,7 +181,7 @@ class MultiGateReadout(Readout[MultiGateState]):
     def _read(self, state: MultiGateState, norm: NextNorm | None) -> Tensor:
         if not state.streams:
             return _pool_live(state.live, self.pool_query, self.config.eps, norm)
-        return self.config.last_read(state, self.pool_query, norm)
+        return _step(self.config, state, self.pool_query, None, norm)[0].read
 
     @torch.no_grad()
     def inspect(self, state: MultiGateState) -> dict[str, Tensor]:
@@ -277,49 +278,7 @@ class MultiGate(Connection[MultiGateState]):
 
     def open(self, x: Tensor) -> MultiGateState:
         """One stream: the embedding x (..., D)."""
-        return self.gathered((self.state_tensor(x),))
-
-    def gathered(self, live: tuple[Tensor, ...]) -> MultiGateState:
-        """The state of these streams: apart while fewer than n live, and from then on in one tensor."""
-        if len(live) < self.streams:
-            return MultiGateState(live)
-        streams = torch.stack(live)
-        tape = (inversion.run_opened(streams, live),) if self._inverts(streams) else ()
-        return MultiGateState((), (streams,), tape=tape)
-
-    def step(
-        self,
-        state: MultiGateState,
-        pool_query: Tensor | None,
-        gate: tuple[Tensor, Tensor] | None,
-        norm: NextNorm | None,
-    ) -> tuple[Step, tuple[inversion.Tape, ...]]:
-        """A read of n streams, normed where there is a norm, with gates where there is a gate; and the tape of the
-        streams after it."""
-        streams = state.streams[0]
-        if not self._inverts(streams):
-            return multi_gate_step(
-                streams, state.pending, pool_query, gate, kind=self.gate, eps=self.eps, norm=norm
-            ), ()
-        streams, read, gates, tape = self._inverted(state, pool_query, gate)
-        return Step(streams, normed(read, norm), gates), (tape,)
-
-    def last_read(self, state: MultiGateState, pool_query: Tensor | None, norm: NextNorm | None) -> Tensor:
-        """A read of n streams that makes no gates."""
-        return self.step(state, pool_query, None, norm)[0].read
-
-    def _inverts(self, streams: Tensor) -> bool:
-        return self.memory == "invert" and torch.is_grad_enabled() and not streams.is_meta
-
-    def _inverted(
-        self, state: MultiGateState, pool_query: Tensor | None, gate: tuple[Tensor, Tensor] | None
-    ) -> tuple[Any, ...]:
-        streams: Tensor = state.streams[0]
-        options = inversion.Options(
-            self.invert_gate_limit, self.invert_budget, self.invert_anchor_every, self.invert_capacity
-        )
-        tape = state.tape[0] if state.tape else None
-        return inversion.run_step(streams, state.pending, tape, pool_query, gate, self.gate, self.eps, options)
+        return _gathered(self, (self.state_tensor(x),))
 
     def pack(self, state: MultiGateState) -> tuple[Tensor, ...]:
         """The live streams, each (..., D), after the pending write.
@@ -330,7 +289,7 @@ class MultiGate(Connection[MultiGateState]):
 
     def unpack(self, tensors: Sequence[Tensor], site: Site | Readout) -> MultiGateState:
         """The inverse of `pack`."""
-        return self.gathered(tuple(tensors))
+        return _gathered(self, tuple(tensors))
 
     def make_site(self, index: int, dim: int, sublayers: int, **factory: Any) -> MultiGateSite:
         """Site `index`; the first n − 1 have no gate."""
@@ -375,6 +334,43 @@ def prenorm_gate_bias(streams: int, gate: str, index: int) -> float:
     """The bias at which, with zero queries, the write of sublayer `index` keeps the mean of all sources. [ours]"""
     sources = index + 1
     return -math.log(sources) if gate == "independent" else math.log(sources + 1 - streams)
+
+
+def _inverts(config: MultiGate, streams: Tensor) -> bool:
+    return config.memory == "invert" and torch.is_grad_enabled() and not streams.is_meta
+
+
+def _gathered(config: MultiGate, live: tuple[Tensor, ...]) -> MultiGateState:
+    """The state of these streams: apart while fewer than n live, and from then on in one tensor."""
+    if len(live) < config.streams:
+        return MultiGateState(live)
+    streams = torch.stack(live)
+    tape = (inversion.run_opened(streams, live),) if _inverts(config, streams) else ()
+    return MultiGateState((), (streams,), tape=tape)
+
+
+def _step(
+    config: MultiGate,
+    state: MultiGateState,
+    pool_query: Tensor | None,
+    gate: tuple[Tensor, Tensor] | None,
+    norm: NextNorm | None,
+) -> tuple[Step, tuple[inversion.Tape, ...]]:
+    """A read of n streams, normed where there is a norm, with gates where there is a gate; and the tape of the streams
+    after it."""
+    streams: Tensor = state.streams[0]
+    if not _inverts(config, streams):
+        made = multi_gate_step(streams, state.pending, pool_query, gate, kind=config.gate, eps=config.eps, norm=norm)
+        return made, ()
+    options = inversion.Options(
+        config.invert_gate_limit, config.invert_budget, config.invert_anchor_every, config.invert_capacity
+    )
+    query, bias = gate or (None, None)
+    parameters = Parameters(pool_query, query, bias, config.gate == "independent", config.eps)
+    before = state.tape[0] if state.tape else None
+    found: tuple[Any, ...] = inversion.run_step(streams, state.pending, before, parameters, options)
+    new, read, gates, tape = found
+    return Step(new, normed(read, norm), gates), (tape,)
 
 
 def _streams(state: MultiGateState) -> Tensor:

@@ -8,7 +8,7 @@ from leadline.designs.counting import (
     equal_flops,
     tokens_for,
 )
-from leadline.designs.design import Design, Placement, levelled, resolve
+from leadline.designs.design import Design, Placement, check_two_phase, levelled, resolve
 from leadline.designs.equal import Balance, Side, solve
 from leadline.designs.parts import PARTS, Part
 from leadline.designs.presets import PRESETS, Preset, ShapeConfig, preset_named, reshaped
@@ -31,6 +31,7 @@ __all__ = [
     "Side",
     "Swept",
     "Taper",
+    "check_two_phase",
     "count_flops",
     "count_parameters",
     "equal_flops",

@@ -180,6 +180,15 @@ def resolve(expression: str) -> Design:
     )
 
 
+def check_two_phase(connection: Connection) -> None:
+    """Raises UsageError where `--two-phase` has nothing to read ahead."""
+    if not connection.two_phase:
+        raise UsageError(
+            "--two-phase reads finished sources once for several sublayers, which this design doesn't have; attnres "
+            "and attnres-block work, with weights=softmax, key_norm and no window"
+        )
+
+
 def levelled(design: Design, shape: ShapeConfig) -> Design:
     """The design with the same widths in every layer, the means of its taper's at this shape; see `Taper.levelled`.
 

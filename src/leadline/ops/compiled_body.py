@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from leadline.ops.precision import FEW_NUMBERS
@@ -157,6 +157,25 @@ def _few(tensors: list[Tensor]) -> bool:
     return all(tensor.numel() <= FEW_NUMBERS for tensor in tensors)
 
 
+def _name_sizes(graph: fx.Graph) -> list[Any]:
+    """Has a graph ask its inputs for their sizes and strides, and returns the inputs' fake tensors.
+
+    Newer versions of Inductor (PyTorch 2.15) know those sizes alone that the graph asks for. Older ones know all.
+    """
+    inputs = graph.find_nodes(op="placeholder")
+    with graph.inserting_before(inputs[-1].next):
+        for node in inputs:
+            fake = node.meta["val"]
+            for ask, found in (
+                (torch.ops.aten.sym_size.int, fake.shape),
+                (torch.ops.aten.sym_stride.int, fake.stride()),
+            ):
+                for dim, value in enumerate(found):
+                    if isinstance(value, torch.SymInt):
+                        graph.call_function(ask, (node, dim)).meta["val"] = value
+    return [node.meta["val"] for node in inputs]
+
+
 class Compiled:
     """One compiled body.
 
@@ -195,7 +214,7 @@ class Compiled:
         with torch.no_grad(), torch.inference_mode(False):
             examples = [_like(leaves[place]) for place in places]
             graph = make_fx(flat, tracing_mode="symbolic", decomposition_table=select_decomp_table())(*examples)
-            fakes = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+            fakes = _name_sizes(graph.graph)
             options = {"size_asserts": False, "cpp.threads": 1 if _few(examples) else config.cpp.threads}
             with tracing(TracingContext(fakes[0].fake_mode)), config.patch(options):
                 compiled = compile_fx_inner(graph, fakes)

@@ -324,9 +324,17 @@ class Runtime(Checked):
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, more time."""
 
+    two_phase: bool = False
+    """Attention Residuals in two phases: finished sources are read once for several sublayers. Equal to rounding."""
+
     def check(self) -> None:
         """See `Checked`."""
         super().check()
+        if self.two_phase and self.activation_checkpointing:
+            raise UsageError(
+                "--two-phase reads for several sublayers at once, and --activation-checkpointing recomputes each block "
+                "alone; leave out one of the two"
+            )
         if self.compile and self.compile_blocks:
             raise UsageError(
                 "--compile takes the whole model and --compile-blocks each block; leave out one of the two"

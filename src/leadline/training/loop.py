@@ -136,6 +136,7 @@ class Trainer:
         keep_freed_memory()
         self.model = Decoder(run.model, seed=config.seed).to(self.device)
         self.model.recompute = config.runtime.activation_checkpointing
+        self.model.prefetch = config.runtime.two_phase
         self.passes = Passes(self.model, run, self.device)
         self.optimiser = make_optimiser(self.model, config, run.learning_rate)
         since, until = config.logging.gradient_from, config.logging.gradient_until

@@ -11,7 +11,17 @@ from leadline import __version__
 from leadline.config import to_dict
 from leadline.data import DataSet
 from leadline.data import resolve as resolve_data
-from leadline.designs import Design, Preset, ShapeConfig, count_flops, preset_named, reshaped, resolve, settings
+from leadline.designs import (
+    Design,
+    Preset,
+    ShapeConfig,
+    check_two_phase,
+    count_flops,
+    preset_named,
+    reshaped,
+    resolve,
+    settings,
+)
 from leadline.designs.settings import UNTUNED, Settings
 from leadline.errors import UsageError
 from leadline.models import DecoderConfig
@@ -160,6 +170,8 @@ def decide(config: RunConfig) -> Run:
         rate_source=source,
     )
     check_layerskip(run.layerskip, model)
+    if full.runtime.two_phase:
+        check_two_phase(model.connection)
     if full.runtime.compile_blocks and getattr(model.connection, "memory", "store") == "invert":
         raise UsageError(
             '--compile-blocks does not work with memory="invert", whose backward pass is no part of a block; --compile '

@@ -55,10 +55,7 @@ class Keep(NamedTuple):
 def multi_gate_step_inverted(
     streams: Tensor,
     pending: tuple[Tensor, Tensor] | None,
-    pool_query: Tensor | None,
-    gate: tuple[Tensor, Tensor] | None,
-    kind: str,
-    eps: float,
+    parameters: Parameters,
     *,
     before: Slot | None,
     keep: Keep,
@@ -90,8 +87,9 @@ def multi_gate_step_inverted(
     if before is not None:
         before.hand_over()
     chain = _Chain(before, check, whole=keep.whole, apart=keep.whole and len(keep.apart) > 0)
-    fixed = (chosen(backend, streams), kind == "independent", eps)
-    tensors = (streams, *(pending or (None, None)), pool_query, *(gate or (None, None)))
+    *learned, independent, eps = parameters
+    fixed = (chosen(backend, streams), independent, eps)
+    tensors = (streams, *(pending or (None, None)), *learned)
     with no_autocast(streams):
         new, read, gates = _Step.apply(chain, keep, hands_on, fixed, *tensors)
     if not hands_on:
