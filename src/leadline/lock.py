@@ -51,7 +51,7 @@ def alone(out: Path, verb: str, *, patience: float = 0.0) -> Iterator[None]:
         patience: seconds to wait for another process, such as one that still saves.
 
     Raises:
-        LeadlineError: another process holds it, or `.lock` is a link or something else that is no ordinary file.
+        LeadlineError: another process holds it, or `.lock` is a link or something else that is not an ordinary file.
     """
     try:
         import fcntl
@@ -85,9 +85,9 @@ def _open(out: Path) -> int:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise LeadlineError(f"{path} is no ordinary file; remove it, or name another --out") from error
+            raise LeadlineError(f"{path} is not an ordinary file; remove it, or name another --out") from error
         raise LeadlineError(f"--out {out} cannot be written: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise LeadlineError(f"{path} is no ordinary file; remove it, or name another --out")
+        raise LeadlineError(f"{path} is not an ordinary file; remove it, or name another --out")
     return handle

@@ -86,7 +86,7 @@ def _parse(data: bytes, number: Callable[[str], float] | None = None) -> Any:
     text = data.decode("utf-8")
     value = json.loads(text, parse_float=number, parse_constant=number)
     if "\\ud" in text.lower():
-        json.dumps(value, ensure_ascii=False).encode("utf-8")  # half of a pair is no text
+        json.dumps(value, ensure_ascii=False).encode("utf-8")  # half of a pair is not text
     if text.count("[") + text.count("{") <= DEEPEST:
         return value
     level = [value]
@@ -104,5 +104,5 @@ def _inside(value: Any) -> Any:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text} is no finite number")
+        raise ValueError(f"{text} is not a finite number")
     return value

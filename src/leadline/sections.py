@@ -164,7 +164,7 @@ def flat(cls: type, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def field_names(cls: type) -> set[str]:
-    """The names of all fields, those of sections too; empty for a class that is no dataclass."""
+    """The names of all fields, those of sections too; empty for a class that is not a dataclass."""
     if not dataclasses.is_dataclass(cls):
         return set()
     own = {field.name for field in dataclasses.fields(cls)}

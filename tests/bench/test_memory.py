@@ -1,4 +1,4 @@
-"""Bytes counted against what can be worked out by hand."""
+"""Bytes counted against what can be computed by hand."""
 
 from __future__ import annotations
 

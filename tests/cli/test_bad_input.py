@@ -117,7 +117,7 @@ def test_nothing_held_out(leadline: Callable[[str], tuple[int, str]]) -> None:
     assert leadline("data prepare {text} --heldout 0 --out none")[0] == 0
     code, said = leadline(f"train prenorm --data none {table.TINY} --out out")
     assert (code, Path("out").exists()) == (2, False)
-    assert "held-out part has 0 tokens" in said
+    assert "validation split (held-out) has 0 tokens" in said
     assert "--heldout" in said
 
 

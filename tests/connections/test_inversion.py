@@ -114,7 +114,7 @@ def test_recomputed_blocks(size: int, dropout: float, options: dict[str, Any]) -
 
 @pytest.mark.filterwarnings("ignore:memory='invert' lost accuracy")
 def test_the_edge_of_a_recomputed_block_is_an_anchor() -> None:
-    """The block's input is alive anyway, so nothing is worked out across blocks: gates of almost one do no harm."""
+    """The block's input is alive anyway, so nothing is computed across blocks: gates of almost one do no harm."""
 
     def way(stack: Stack) -> Tensor:
         state = stack.depth.open(stack.x)

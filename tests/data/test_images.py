@@ -294,7 +294,7 @@ def test_without_pillow_nothing_is_read(tmp_path, monkeypatch):
 
 def test_what_is_not_there_is_told_with_what_works(tmp_path):
     works = "digits, a folder with CIFAR's .bin files, or a folder with a sub-folder of images for each class work"
-    with pytest.raises(UsageError, match=f"is no folder; {works}"):
+    with pytest.raises(UsageError, match=f"is not a folder; {works}"):
         resolve_images(str(tmp_path / "nothing"))
     with pytest.raises(UsageError, match=r"cifar10 is not bundled; give the folder that cifar-10-binary\.tar\.gz"):
         resolve_images("cifar10")

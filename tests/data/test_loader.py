@@ -144,7 +144,7 @@ def test_numbers_out_of_range_and_short_text(dataset: DataSet) -> None:
     with pytest.raises(UsageError, match=r"training part has 1201 tokens, too short for one sequence: .*needs 1202"):
         Loader(dataset.train, 1, 1201)
     assert Loader(dataset.train, 3, 1200).next().tokens.shape == (3, 1200)
-    with pytest.raises(UsageError, match=r"held-out part has 181 tokens, .* larger --heldout"):
+    with pytest.raises(UsageError, match=r"validation split \(held-out\) has 181 tokens, .* larger --heldout"):
         evaluation_batches(dataset.heldout, 1, 200)
     with pytest.raises(UsageError, match="batch_size=0"):
         evaluation_batches(dataset.heldout, 0, 5)

@@ -1,4 +1,4 @@
-"""From files to a data set's folder: packing, the held-out part, whole or not at all, flat memory."""
+"""From files to a data set's folder: packing, the validation split, whole or not at all, flat memory."""
 
 from __future__ import annotations
 

@@ -108,13 +108,13 @@ def test_slugs_of_steps_lines_and_fractions_differ() -> None:
     ("expression", "message"),
     [
         ("taper(heads=1~1/2)", "heads taper in steps, not on a line; 1:2/3:1/3"),
-        ("taper(heads=1:half)", "'half' is no share"),
+        ("taper(heads=1:half)", "'half' is not a share"),
         ("taper(mlp=1~1/2~1/4)", "a line has two ends"),
         ("taper(mlp=0)", "0 is out of range; shares are more than 0 and 8 at most"),
         ("taper(mlp=9)", "9 is out of range"),
-        ("taper(mlp=1/0)", "'1/0' is no share"),
-        ("taper(mlp=-1)", "'-1' is no share"),
-        ("taper(heads=1:)", "'' is no share"),
+        ("taper(mlp=1/0)", "'1/0' is not a share"),
+        ("taper(mlp=-1)", "'-1' is not a share"),
+        ("taper(heads=1:)", "'' is not a share"),
         ("taper(width=1)", "no option 'width'; it has heads, mlp"),
         ("cascade-a1 + cascade-a2", "are both tapers, and a design has one"),
     ],
@@ -128,7 +128,7 @@ def test_the_first_layer_whose_heads_do_not_divide_is_named_and_what_works() -> 
     with pytest.raises(UsageError) as error:
         resolve("cascade-a1").decoder(preset_named("tiny"), 257)
     said = str(error.value)
-    assert "layer 13 of 24: 3 heads × 1/2 = 1.5 is no whole number of heads" in said
+    assert "layer 13 of 24: 3 heads × 1/2 = 1.5 is not a whole number of heads" in said
     assert "Multiples of 2 heads work, such as 2 and 4, as in preset S, M, L, 374M, 1B, 3B" in said
     assert "with 3 heads, shares of 1, 2/3, 1/3" in said
     # What the message promises holds.

@@ -178,7 +178,7 @@ def test_a_finished_run_is_read_and_another_one_refused(one_run, tmp_path):
     with pytest.raises(UsageError, match="holds a run with seed=0, not 1; name another folder"):
         train_images(dataclasses.replace(TINY, seed=1), folder)
     (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(UsageError, match="holds something that is no run"):
+    with pytest.raises(UsageError, match="holds something that is not a Leadline run"):
         train_images(TINY, tmp_path)
     (tmp_path / "letter.txt").unlink()
     (tmp_path / "run.json").write_text("{")

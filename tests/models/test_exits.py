@@ -41,7 +41,7 @@ def test_every_exit_is_a_model_that_ends_there(
 def test_gradients_flow_from_all_exits(
     make_config: MakeConfig, connection: Any, tokens: Tensor, lively: Lively
 ) -> None:
-    """With recomputation too, and with streams that are worked out backwards (memory="invert")."""
+    """With recomputation too, and with streams that are computed backwards (memory="invert")."""
     model = lively(make_config(blocks=4, connection=connection, tied=False))
     blocks = [0, 2, 3]
     apart = [model.hidden(tokens, skip=sublayers_of(model.config, range(block + 1, 4))) for block in blocks]
@@ -90,7 +90,7 @@ def test_exits_that_are_not_there(make_config: MakeConfig, tokens: Tensor) -> No
     model = Decoder(make_config())
     assert model.exits(tokens, []) == []
     for block in (3, -1):
-        with pytest.raises(UsageError, match=f"block {block} is no exit; this model has blocks 0 to 2"):
+        with pytest.raises(UsageError, match=f"block {block} is not an exit; this model has blocks 0 to 2"):
             model.exits(tokens, [0, block])
     with pytest.raises(UsageError, match="skip=6"):
         model.exits(tokens, [2], skip=[6])

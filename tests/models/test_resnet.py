@@ -177,7 +177,7 @@ def test_what_is_saved_is_loaded(tmp_path, images):
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
-    with pytest.raises(LeadlineError, match=r"config\.json is no configuration of a ResNet"):
+    with pytest.raises(LeadlineError, match=r"config\.json is not a configuration of a ResNet"):
         ResNet.load(tmp_path)
     (tmp_path / "config.json").write_text('{"widht": 4}')
     with pytest.raises(LeadlineError, match="Did you mean width"):
@@ -214,5 +214,5 @@ def test_images_that_do_not_fit_are_refused_with_those_that_do(shape):
 
 @pytest.mark.parametrize("number", [-1, 5])
 def test_a_block_to_skip_that_is_not_there_is_named(number, images):
-    with pytest.raises(UsageError, match=f"skip={number} is no block; this model has 0 to 4"):
+    with pytest.raises(UsageError, match=f"skip={number} is not a block; this model has 0 to 4"):
         lively()(images, skip={number})

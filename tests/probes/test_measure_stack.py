@@ -151,9 +151,9 @@ def test_batches_are_a_list_of_what_has_tokens_and_targets(apart: bool) -> None:
 
 def test_wrong_parts_are_named() -> None:
     stack = ToyStack(torch.eye(4), [torch.eye(4)])
-    with pytest.raises(UsageError, match=r"'lense' is no part; .* Did you mean lens"):
+    with pytest.raises(UsageError, match=r"'lense' is not a part; .* Did you mean lens"):
         measure_stack(stack, rows([0]), parts=["lense"])
-    with pytest.raises(UsageError, match=r"'lense' is no part"):
+    with pytest.raises(UsageError, match=r"'lense' is not a part"):
         measure_stack(stack, rows([0]), apart={"lense": rows([0])})
     with pytest.raises(LeadlineError, match="no tokens"):
         measure_stack(stack, [])

@@ -69,7 +69,7 @@ def test_a_wheel_without_a_model_is_refused(recipe: Any, tmp_path: Path) -> None
     with zipfile.ZipFile(tmp_path / "a.whl", "w") as archive:
         archive.writestr("a.txt", "a")
     for name in ("a.whl", "missing.whl"):
-        with pytest.raises(UsageError, match=f"--wheel .*{name} is no wheel with a GGUF file in it"):
+        with pytest.raises(UsageError, match=f"--wheel .*{name} is not a wheel with a GGUF file in it"):
             recipe.unpack(tmp_path / name, tmp_path)
 
 

@@ -89,7 +89,7 @@ def test_a_plain_stream_adds_up(tokens, watched):
 @pytest.mark.parametrize("memory", ["stored", "recomputed", "inverted"])
 def test_gradients_stay_and_no_pass_is_told_twice(design, memory, tokens):
     if memory == "inverted" and design != "mgr":
-        pytest.skip("only MGR's streams can be worked out backwards")
+        pytest.skip("only MGR's streams can be computed backwards")
     model = lively(design).train()
     if memory == "inverted":
         connection = dataclasses.replace(model.config.connection, memory="invert")

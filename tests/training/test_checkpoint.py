@@ -51,7 +51,7 @@ def test_no_such_checkpoint(run: Path, tmp_path: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(UsageError, match="holds no checkpoint yet"):
         load_model(run)
-    with pytest.raises(UsageError, match="is no run's folder"):
+    with pytest.raises(UsageError, match="is not a run's folder"):
         load_model(tmp_path / "nowhere")
 
 
@@ -141,7 +141,7 @@ def test_never_resume(config: Any, run: Path) -> None:
 
 def test_a_folder_of_something_else(config: Any, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match="holds something that is no run"):
+    with pytest.raises(UsageError, match="holds something that is not a Leadline run"):
         train(config(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

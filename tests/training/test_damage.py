@@ -104,7 +104,7 @@ EDITS: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("negative time", lambda s: s.update(seconds=-1.0), "-1.0 seconds"),
     ("time in words", lambda s: s.update(seconds="long"), "seconds should be float"),
     ("another loss", lambda s: s.update(train_loss=1.0), "has another loss of step 5"),
-    ("an endless loss", lambda s: s.update(train_loss=float("nan")), "is no finite number"),
+    ("an endless loss", lambda s: s.update(train_loss=float("nan")), "is not a finite number"),
     ("another epoch", lambda s: s["loader"].update(epoch=3), "position in the data is not that of step 5"),
     ("another sequence", lambda s: s["loader"].update(index=0), "position in the data is not that of step 5"),
     ("another seed", lambda s: s["loader"].update(seed=8), "its state is of seed=8"),

@@ -77,7 +77,7 @@ HEAD_WIDTH = {"a": 64, "b": 32}
 
 
 def default_heads(dim: int, width: int) -> int:
-    """Heads of this width, or one where the width of the model is no multiple of it."""
+    """Heads of this width, or one where the width of the model is not a multiple of it."""
     return dim // width if dim >= width and dim % width == 0 else 1
 
 

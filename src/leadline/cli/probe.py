@@ -17,8 +17,8 @@ from leadline.progress import StatusLine
 class Arguments(ProbeConfig):
     """Measure one model or several along depth, and write one report that shows them side by side.
 
-    Sizes of activations, likeness of blocks, the logit lens, gradients, what leaving out each block and sublayer costs,
-    and what the connection shows of itself: depth weights, gates, streams.
+    Sizes of activations, similarity of blocks, the logit lens, gradients, what leaving out each block and sublayer
+    costs, and what the connection shows of itself: depth weights, gates, streams.
 
     Example: leadline probe runs/prenorm runs/mgr --data sotu --out probe
     Example: leadline probe SmolLM2-135M --data sotu --parts activations,ablation --tokens 8k --out probe

@@ -3,7 +3,7 @@
     a_i = softmax_i(w_l · (rms(v_i) ⊙ g_l)),   h = Σ_i a_i v_i,   v_0 = embedding,  v_i = F_i(h_i)
 
 *Full* reads every output apart. *Block* sums the S outputs of a block into one source: a bank of finished blocks,
-and the partial sum of the block at hand. A read that belongs to another block than the partial sum commits it first.
+and the partial sum of the current block. A read that belongs to another block than the partial sum commits it first.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class AttentionState(NamedTuple):
 
     Attributes:
         bank: finished sources, each (..., D); the embedding first.
-        roots: for each the reciprocal root of its mean square, (...), float32 or wider; empty where no read needs it,
+        roots: for each the inverse RMS, (...), float32 or wider; empty where no read needs it,
             as for a few tokens without gradients.
-        partial: the sum of the outputs of the block at hand, (..., D), and its root if roots are needed; empty before
+        partial: the sum of the outputs of the current block, (..., D), and its root if roots are needed; empty before
             the block's first output.
-        place: an empty tensor of shape (0, block): the number of the block at hand, as a tensor that needs no reading.
-        ahead: what `prefetch` has worked out for readers to come.
+        place: an empty tensor of shape (0, block): the number of the current block, as a tensor that needs no reading.
+        ahead: what `prefetch` has computed for readers to come.
     """
 
     bank: tuple[Tensor, ...]

@@ -151,7 +151,7 @@ class Site(Read[S]):
 
 
 class Readout(Read[S]):
-    """The last read: `readout(state)` gives x of shape (..., dim) for the final norm and the head."""
+    """The last read: `readout(state)` returns x of shape (..., dim) for the final norm and the head."""
 
     def forward(self, state: S) -> Tensor:
         raise TypeError(f"{type(self).__name__} does not define forward")
@@ -180,7 +180,7 @@ class Connection(Generic[S]):
     def __post_init__(self) -> None:
         if self.state_dtype is not None and not isinstance(getattr(torch, self.state_dtype, None), torch.dtype):
             raise UsageError(
-                f"state_dtype={self.state_dtype!r} is no dtype; float32, bfloat16, float16 and float64 work"
+                f"state_dtype={self.state_dtype!r} is not a dtype; float32, bfloat16, float16 and float64 work"
             )
 
     def build(

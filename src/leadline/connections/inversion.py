@@ -1,4 +1,4 @@
-"""`MultiGate(memory="invert")`: what of the streams is stored, so that the backward pass can work out the rest.
+"""`MultiGate(memory="invert")`: what of the streams is stored, so that the backward pass can recompute the rest.
 
 Going back by one sublayer multiplies the error of a stream's row (one token of one stream) by 1 / (1 − β). Stored are
 
@@ -9,10 +9,10 @@ Going back by one sublayer multiplies the error of a stream's row (one token of 
 A row of one stream is the unit because gates differ between streams: where one stream takes a write whole, a
 competitive gate leaves the others nearly as they were.
 
-A `Tape` travels with the state and belongs to its streams. The streams that are worked out at the first gated read are
+A `Tape` travels with the state and belongs to its streams. The streams that are recomputed at the first gated read are
 compared with the true ones; an error beyond the dtype's tolerance is a warning, once.
 
-On a GPU the number of rows to store is worked out when the gates are made and is on its way to the host while the
+On a GPU the number of rows to store is computed when the gates are made and is on its way to the host while the
 sublayer runs; the next step waits for it before it is launched. The comparison waits once in a backward pass.
 """
 
@@ -161,7 +161,7 @@ def step(
 ) -> tuple[Tensor | None, Tensor, Tensor | None, Tape | None]:
     """Streams, read and gates as of `leadline.ops.multi_gate_step`, and the tape of these streams.
 
-    Without a gate the step ends the tape: it stores the streams and gives none.
+    Without a gate the step ends the tape: it stores the streams and returns none.
 
     Raises:
         InversionError: streams that were changed in place.
@@ -220,7 +220,7 @@ def _warn_once(dtype: str, tolerance: float, found: float) -> None:
         return
     _WARNED.add(dtype)
     warnings.warn(
-        f"memory='invert' lost accuracy: streams worked out in the backward pass are off by {found:.1e} of their size, "
+        f"memory='invert' lost accuracy: streams recomputed in the backward pass are off by {found:.1e} of their size, "
         f"beyond the {tolerance:.0e} that {dtype} streams are meant for; a smaller invert_budget, invert_gate_limit or "
         "invert_anchor_every stores more of them, and memory='store' all",
         stacklevel=2,
@@ -231,7 +231,7 @@ _OUTSIDE: dict[str, Callable[..., Any]] = {}
 
 
 def outside_compiler() -> None:
-    """Lets `run_step` and `run_opened` leave code that torch.compile traces, as a tape is no part of a graph.
+    """Lets `run_step` and `run_opened` leave code that torch.compile traces, as a tape is not part of a graph.
 
     For stacks that invert only: it imports torch's compiler, which takes a second or two.
     """

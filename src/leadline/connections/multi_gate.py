@@ -200,7 +200,7 @@ class MultiGate(Connection[MultiGateState]):
         gate: "competitive" (streams compete with a forget mass for one write) or "independent" (a sigmoid each).
         gate_init: "paper" starts every β at the paper's target for the depth; "prenorm" [ours] starts as PreNorm with n
             distinct streams.
-        memory: "store" keeps the streams after every write for the backward pass; "invert" works them out there, see
+        memory: "store" keeps the streams after every write for the backward pass; "invert" recomputes them there, see
             below.
         eps: in the root mean square of a stream.
         invert_gate_limit: a row (one token of one stream) is stored where its own β exceeds it; between 0 and 1.

@@ -63,7 +63,7 @@ def data_hash(index: Index) -> str:
 
 
 class Split:
-    """The training or the held-out part: one long row of tokens, read from the disk as they are needed.
+    """The training or the validation split: one long row of tokens, read from the disk as they are needed.
 
     Attributes:
         name: `train` or `heldout`.
@@ -95,12 +95,12 @@ class Split:
             raise UsageError(f"context={context} is too small; it can be 1 or more")
         count = (self.tokens - 1) // context
         if count < 1:
-            part = "training" if self.name == "train" else "held-out"
+            split = "training split" if self.name == "train" else "validation split (held-out)"
             advice = "use a shorter --context or more text"
             if self.name == "heldout":
                 advice = "use a shorter --context, or prepare the data with a larger --heldout"
             raise UsageError(
-                f"the {part} part has {self.tokens} tokens, too short for one sequence: "
+                f"the {split} has {self.tokens} tokens, too short for one sequence: "
                 f"context={context} needs {context + 1}; {advice}"
             )
         return int(count)

@@ -72,7 +72,7 @@ def _instead(folder: Path, name: str) -> str:
         return "a file; if it is an archive, unpack it and name the folder"
     if name in CIFAR:
         return f"not bundled; give the folder that {PICKLES[name][1]} unpacks to"
-    return "no folder"
+    return "not a folder"
 
 
 def digits(size: int = DIGITS_SIZE) -> ImageSet:
@@ -172,7 +172,7 @@ class ImageFiles:
         """The images of those numbers, (n, 3, size, size).
 
         Raises:
-            LeadlineError: a file is no image that Pillow reads; names it.
+            LeadlineError: a file is not an image that Pillow reads; names it.
         """
         return np.stack([self._read(self.paths[row]) for row in rows])
 

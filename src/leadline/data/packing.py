@@ -80,7 +80,7 @@ class Packer:
             yield piece
 
     def finish(self) -> tuple[SplitIndex, SplitIndex, str]:
-        """Closes the shards, moving the end of the text to the held-out part where the rule says so.
+        """Closes the shards, moving the end of the text to the validation split where the rule says so.
 
         Returns:
             The training split, the held-out split and the rule in words.
@@ -121,7 +121,7 @@ class Packer:
         return train, by_hash if held else "nothing held out, because the text is too short"
 
     def _hold(self, train: list[Shard], chosen: list[Candidate]) -> list[Shard]:
-        """Moves whole documents to the held-out part."""
+        """Moves whole documents to the validation split."""
         ranges = [(document.start, document.end) for document in chosen]
         for count, value in ((self._documents, len(chosen)), (self._bytes, sum(d.bytes for d in chosen))):
             count["train"] -= value

@@ -28,7 +28,7 @@ class Corpus(Protocol):
 
 
 class Documents:
-    """Documents that a Python function yields as strings; an empty one is passed by.
+    """Documents that a Python function yields as strings; an empty one is skipped.
 
     Args:
         make: called once per reading; returns the documents.

@@ -53,7 +53,7 @@ def _additive(connection: Additive, dim: int, places: Sequence[int]) -> int:
 
 def _attention_residuals(connection: AttentionResiduals, dim: int, places: Sequence[int]) -> int:
     size = connection.block_size or 1
-    # A source's root is worked out once, when it is written, where `connection.root` keeps it.
+    # A source's root is computed once, when it is written, where `connection.root` keeps it.
     kept = connection.keyed and connection.weights == "softmax"
     per_source = 2 * dim + (0 if connection.weights == "static" else 2 * dim)
     per_source += 2 * dim if connection.keyed and not kept else 0

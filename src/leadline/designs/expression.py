@@ -98,7 +98,7 @@ def read_value(hint: Any, text: str, where: str) -> Any:
     """A value of the annotated type from text.
 
     Raises:
-        UsageError: the text is no such value; the values that work follow.
+        UsageError: the text is not such a value; the values that work follow.
     """
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return _read_union(typing.get_args(hint), text, where)

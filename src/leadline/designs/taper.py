@@ -95,7 +95,7 @@ class Taper:
         share of them. [ours]
 
         Raises:
-            UsageError: a layer's share of the heads is no whole number; names the layer and what works.
+            UsageError: a layer's share of the heads is not a whole number; names the layer and what works.
         """
         heads, mlp = read_schedule(self.heads, "heads", linear=False), read_schedule(self.mlp, "mlp", linear=True)
         found = []
@@ -186,7 +186,7 @@ def spans(values: Sequence[int]) -> str:
 
 def _read_share(text: str, whole: str, option: str, examples: str) -> Fraction:
     if _SHARE.fullmatch(text) is None or re.search(r"/0+$", text):
-        raise UsageError(f"taper({option}={whole}): {text!r} is no share; {examples}")
+        raise UsageError(f"taper({option}={whole}): {text!r} is not a share; {examples}")
     share = Fraction(text)
     if "." in text and abs(share.limit_denominator(_SIMPLE) - share) <= _NEAR:
         share = share.limit_denominator(_SIMPLE)

@@ -168,7 +168,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     try:
         values = [int(part) for part in parts if part]
     except ValueError:
-        raise UsageError(f"--seeds {text!r} is no number of seeds (3) and no list of seeds (0,1,5)") from None
+        raise UsageError(f"--seeds {text!r} is neither a number of seeds (3) nor a list of seeds (0,1,5)") from None
     if not values or min(values) < 0:
         raise UsageError(f"--seeds {text!r} holds no seeds; 3 (that is 0, 1, 2) and 0,1,5 work")
     if len(parts) > 1:
@@ -188,7 +188,7 @@ def parse_rates(text: str | None, designs: Sequence[str]) -> dict[str, float]:
     """Learning rates by design from `4e-3`, for all, or `prenorm=4e-3,mgr(streams=8, gate=independent)=8e-3`.
 
     Raises:
-        UsageError: a value that is no positive number, or a design that takes no part.
+        UsageError: a value that is not a positive number, or a design that takes no part.
     """
     if text is None:
         return {}
@@ -220,7 +220,7 @@ def parse_sweep(values: Sequence[str] | None) -> tuple[float, ...] | None:
     parts = [part.strip() for value in values for part in value.split(",") if part.strip()]
     named = next((part for part in parts if part[0].isalpha() and part.lower() not in ("nan", "inf")), None)
     if named is not None:
-        raise UsageError(f"--sweep-lr: {named!r} is no learning rate; designs stand before --sweep-lr")
+        raise UsageError(f"--sweep-lr: {named!r} is not a learning rate; designs stand before --sweep-lr")
     rates = sorted({positive("--sweep-lr", part) for part in parts})
     if len(rates) == 1:
         raise UsageError(
@@ -238,7 +238,7 @@ def positive(option: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise UsageError(f"{option}: {text.strip()!r} is no number; 4e-3 works") from None
+        raise UsageError(f"{option}: {text.strip()!r} is not a number; 4e-3 works") from None
     if not (math.isfinite(value) and value > 0):
         raise UsageError(f"{option}: {text.strip()} is not a positive number; 4e-3 works")
     return value

@@ -160,7 +160,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """A table that is drawn anew twice a second, on a terminal."""
+    """A table that is redrawn twice a second, on a terminal."""
 
     def __init__(self, tracker: Tracker, console: Console | None = None) -> None:
         from rich.console import Console

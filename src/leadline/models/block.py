@@ -16,7 +16,7 @@ from leadline.norms import BoundedTanhNorm, BoundedTanhReuse, Norm, NormConfig, 
 
 
 class Tokens(NamedTuple):
-    """What every block needs to know of the tokens at hand.
+    """What every block needs to know of the current tokens.
 
     Attributes:
         positions: (T,) int64, from 0.
@@ -164,7 +164,7 @@ class Block(nn.Module):
         return (h if self.norm_scale == 1.0 else h * self.norm_scale), state
 
     def refresh_statistics(self, context: int) -> None:
-        """Works out BHyT's constant anew from the weights as they are, for sequences of `context` tokens."""
+        """Recomputes BHyT's constant from the weights as they are, for sequences of `context` tokens."""
         attention, first, second = self.attention, self.attention_norm, self.mlp_norm
         if attention is None or not self.reuses_moment:
             return

@@ -1,6 +1,6 @@
 """The KV cache: keys and values of each block's attention for the tokens seen so far.
 
-Nothing else crosses tokens: what travels over depth is made anew for every token.
+Nothing else crosses tokens: what travels over depth is made again for every token.
 """
 
 from __future__ import annotations

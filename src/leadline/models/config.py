@@ -76,7 +76,7 @@ class LayerConfig:
         mlp_norm: what stands before the MLP.
         attention_output_norm: what stands behind attention (Peri-LN, Sandwich), if anything.
         mlp_output_norm: the same behind the MLP.
-        norm_scale: multiplies the output of both input norms (LNS: 1/sqrt(block number), already worked out).
+        norm_scale: multiplies the output of both input norms (LNS: 1/sqrt(block number), already computed).
     """
 
     attention: AttentionConfig | None

@@ -132,7 +132,7 @@ class Decoder(nn.Module):
         total = len(self.blocks)
         for block in blocks:
             if not 0 <= block < total:
-                raise UsageError(f"block {block} is no exit; this model has blocks 0 to {total - 1}")
+                raise UsageError(f"block {block} is not an exit; this model has blocks 0 to {total - 1}")
         self.warn_if_long(tokens.shape[1])
         state, at_hand = self.begin(tokens), self.at(0, tokens.shape[1])
         found: dict[int, Tensor] = {}
@@ -200,10 +200,10 @@ class Decoder(nn.Module):
         return Tokens(positions, {width: rotary_tables(positions, width, theta, dtype) for width in sorted(widths)})
 
     def check_skip(self, skip: Collection[int]) -> None:
-        """Raises UsageError where `skip` has a number that is no sublayer."""
+        """Raises UsageError where `skip` has a number that is not a sublayer."""
         for number in skip:
             if not 0 <= number < self.config.sublayers:
-                raise UsageError(f"skip={number} is no sublayer; this model has 0 to {self.config.sublayers - 1}")
+                raise UsageError(f"skip={number} is not a sublayer; this model has 0 to {self.config.sublayers - 1}")
 
     def warn_if_long(self, length: int) -> None:
         """Warns, once, where the model sees more tokens at a time than it was trained on."""
@@ -232,7 +232,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def refresh_statistics(self) -> None:
-        """Works BHyT's constants out anew from the weights; does nothing for other norms.
+        """Recomputes BHyT's constants from the weights; does nothing for other norms.
 
         For training every clamp(steps // 50, 1, 1000) steps, and at the end. A forward pass never does it.
         """

@@ -134,7 +134,9 @@ class Chooser:
         self, model: Decoder, tokens: Tensor, sampling: Sampling, *, seed: int, stop_token: int | None
     ) -> None:
         if stop_token is not None and not 0 <= stop_token < model.config.vocab_size:
-            raise UsageError(f"stop_token={stop_token} is no token; this model has 0 to {model.config.vocab_size - 1}")
+            raise UsageError(
+                f"stop_token={stop_token} is not a token; this model has 0 to {model.config.vocab_size - 1}"
+            )
         if not -(2**63) <= seed < 2**64:
             raise UsageError(f"seed={seed} is out of range; it can be a number of 64 bits, such as 0")
         self.sampling = sampling

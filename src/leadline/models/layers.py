@@ -36,7 +36,7 @@ class Embedding(nn.Embedding):
 def rotary_tables(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines and sines for `rotate`, each (T, E/2), in float32 (float64 for a float64 model).
 
-    They depend on nothing but positions, so they are made anew in each forward pass: no buffer to lose.
+    They depend on nothing but positions, so they are made again in each forward pass: no buffer to lose.
     Source: arXiv 2104.09864; pairs are (i, i + E/2), as in Llama.
     """
     wide = torch.promote_types(dtype, torch.float32)

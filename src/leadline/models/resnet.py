@@ -175,7 +175,7 @@ class ResNet(nn.Module):
 
         Args:
             skip: the numbers of blocks whose branch is left out. Their shortcut stays, and in the first block of a
-                stage that is a projection with weights of its own: this is no removal of the whole block.
+                stage that is a projection with weights of its own: this is not a removal of the whole block.
 
         Raises:
             UsageError: as `features`.
@@ -193,7 +193,7 @@ class ResNet(nn.Module):
         self._check(images)
         for number in skip:
             if not 0 <= number < self.config.blocks:
-                raise UsageError(f"skip={number} is no block; this model has 0 to {self.config.blocks - 1}")
+                raise UsageError(f"skip={number} is not a block; this model has 0 to {self.config.blocks - 1}")
         x = F.relu(self.bn1(self.conv1(images)))
         if self.config.stem == "imagenet":
             x = F.max_pool2d(x, 3, stride=2, padding=1)
@@ -229,7 +229,7 @@ class ResNet(nn.Module):
             config = from_dict(ResNetConfig, read_json(path, dict[str, Any]), where="model")
             check_sum(path)
         except (OSError, ValueError, TypeError) as error:
-            raise LeadlineError(f"{path} is no configuration of a ResNet: {error}") from error
+            raise LeadlineError(f"{path} is not a configuration of a ResNet: {error}") from error
         model = cls(config)
         read_weights(Path(folder), model, device=None, keep_dtype=False)
         return model

@@ -88,7 +88,7 @@ def read_config(folder: Path) -> DecoderConfig:
         check_sum(path)
         return config
     except (UsageError, TypeError) as error:
-        raise LeadlineError(f"{path} is no configuration of a decoder: {error}") from error
+        raise LeadlineError(f"{path} is not a configuration of a decoder: {error}") from error
 
 
 def read_weights(folder: Path, model: nn.Module, *, device: torch.device | str | None, keep_dtype: bool) -> None:

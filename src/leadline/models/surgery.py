@@ -19,7 +19,7 @@ from leadline.models.decoder import Decoder
 def cut(model: Decoder, sublayers: Collection[int], *, copy: bool = True) -> Decoder:
     """A new decoder without these sublayers; `model` stays as it is.
 
-    Blocks that lose both sublayers are gone, and those that are left are numbered anew from 0. A block that repeats
+    Blocks that lose both sublayers are gone, and those that are left are renumbered from 0. A block that repeats
     is cut in all of its occurrences.
 
     Args:

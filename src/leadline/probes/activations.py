@@ -124,7 +124,7 @@ class Moments:
 
 
 class Activations(Measure):
-    """`Sizes` of what block 0 reads, of what every block leaves and of what every sublayer gives."""
+    """`Sizes` of what block 0 reads, and of the output of every block and every sublayer."""
 
     def __init__(self, stack: Stack) -> None:
         super().__init__(stack)

@@ -32,7 +32,7 @@ def removal(
     Leaving out is the connection's own notion (`Site.skip`), for all sublayers of the block.
 
     Args:
-        model: called as `model(tokens, skip=sublayer_numbers)`; gives logits (B, T, V).
+        model: called as `model(tokens, skip=sublayer_numbers)`; returns logits (B, T, V).
         bytes_per_token: of the batches' text, 1 for the byte tokenizer.
 
     Returns:

@@ -27,7 +27,7 @@ def effective_rank(singular_values: Tensor) -> float | None:
 
 
 def effective_rank_of(matrix: Tensor) -> float | None:
-    """Of a matrix, whose singular values are worked out; None where it has entries that aren't finite.
+    """Of a matrix, whose singular values are computed; None where it has entries that aren't finite.
 
     From the smaller Gram matrix in float64, which is several times quicker than a decomposition of the matrix itself;
     singular values below 1e-7 of the largest are lost in it.
@@ -37,11 +37,11 @@ def effective_rank_of(matrix: Tensor) -> float | None:
 
 
 def _of_gram(gram: Tensor, size: Tensor | None = None) -> float | None:
-    """Of a matrix from its product with itself; `size` is what its entries were worked out from, if that was larger."""
+    """Of a matrix from its product with itself; `size` is what its entries were computed from, if that was larger."""
     if not bool(gram.isfinite().all()):
         return None
     squares = torch.linalg.eigvalsh(gram)
-    # What lies below the rounding of the sums is no direction: its square root would be seen.
+    # What lies below the rounding of the sums is not a direction: its square root would be seen.
     norm = float(torch.linalg.matrix_norm(gram if size is None else size))
     floor = norm * torch.finfo(torch.float64).eps * gram.shape[0]
     return effective_rank(torch.where(squares > floor, squares, 0.0).sqrt())

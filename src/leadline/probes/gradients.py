@@ -51,7 +51,7 @@ def gradients(
     Memory: the gradients of one batch and one copy of those of the blocks.
 
     Args:
-        rank_batches: how many batches the effective rank is worked out on; it costs the most.
+        rank_batches: how many batches the effective rank is computed on; it costs the most.
 
     Raises:
         LeadlineError: there are no tokens, or the loss has no gradient.

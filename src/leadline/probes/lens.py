@@ -1,6 +1,6 @@
 """Logit lens by depth: what the model would say if it ended after each block.
 
-At every exit the state goes through the final norm and the head. The norm works its statistics out anew on that
+At every exit the state goes through the final norm and the head. The norm recomputes its statistics on that
 state: RMSNorm divides by that state's own size, so an early, small state isn't drowned by the size of the last one.
 With p the model's own distribution and q that of an exit, means over tokens whose target counts, in nats:
 

@@ -17,7 +17,7 @@ constant, the ratio to an update of zero). "per sublayer" is a list for each blo
     activations     tokens         how many were seen
                     input          rms, max, median, kurtosis, massive_ratio of what block 0 reads: five numbers
                     blocks         the same five names, each L numbers: of what every block leaves
-                    sublayers      the same five names, each per sublayer: of what it gives
+                    sublayers      the same five names, each per sublayer: of its output
                     residual_to_update   L numbers: ‖before‖ / ‖after − before‖
                     growth         value, low, high: the last block's rms over block 1's, with its 95 % interval over
                                    sequences; None as a whole with fewer than three blocks
@@ -67,7 +67,7 @@ constant, the ratio to an update of zero). "per sublayer" is a list for each blo
                     kappa, bound   κ of the first such norm (None where there is none), and 1/√L
                     attention, mlp    lambda, ratio (λ/κ), below (|ratio| < bound): L entries each, None for others
                     variance       attention, mlp, blocks: L numbers each, over the width, averaged over tokens: of what
-                                   attention and the MLP compute on (their norms' outputs) and of what blocks leave
+                                   attention and the MLP compute on (their norms' outputs) and of block outputs
                     second_moment  approximate, exact, ratio, ratio_low, ratio_high: L numbers each, of the norm
                                    before the MLP; None where it is exact
 """
@@ -116,7 +116,7 @@ def measure_stack(
 
     Args:
         batches: read several times; each has `tokens` and `targets`, both (B, T) int64. Targets of -100 don't count in
-            the lens, gradients and ablation; sizes and likeness take all tokens.
+            the lens, gradients and ablation; sizes and similarity take all tokens.
         parts: which to measure, of `PARTS`; the others are None.
         bytes_per_token: of the batches' text, 1 for the byte tokenizer.
         apart: batches of a part's own, by its name: fewer for ablation, which takes long.
@@ -193,7 +193,7 @@ def finite(value: Any) -> Any:
 def _check(parts: Collection[str]) -> None:
     for part in parts:
         if part not in PARTS:
-            raise UsageError(f"{part!r} is no part; {', '.join(PARTS)} work.{did_you_mean(part, PARTS)}")
+            raise UsageError(f"{part!r} is not a part; {', '.join(PARTS)} work.{did_you_mean(part, PARTS)}")
 
 
 def _check_batches(batches: Any) -> None:

@@ -168,7 +168,7 @@ class DepthRecord(Watcher):
 
 
 class StackRecord(DepthRecord, StackWatcher):
-    """The record of a model without sites: what blocks read and leave, and what sublayers give.
+    """The record of a model without sites: the inputs and outputs of blocks, and the outputs of sublayers.
 
     What a block's later sublayers read is not known from outside, so their `read_rms` is None.
     """

@@ -37,7 +37,7 @@ READS_TEXT = ("similarity", "angular", "taylor", "ablation")
 
 
 def check_criterion(name: str, option: str = "--criterion") -> None:
-    """Raises UsageError for a name that is no criterion."""
+    """Raises UsageError for a name that is not a criterion."""
     if name not in CRITERIA:
         shown = name or "''"
         raise UsageError(f"{option} {shown} is not known; {', '.join(CRITERIA)} work.{did_you_mean(name, CRITERIA)}")

@@ -21,7 +21,7 @@ def origin_of(opened: OpenedModel) -> dict[str, Any]:
     """Where a model comes from, as data that JSON can hold."""
     origin: dict[str, Any] = {"model": str(opened.path), "kind": opened.kind}
     if (opened.path / RECORD).is_file():
-        before = read_json(opened.path / RECORD, dict[str, Any], advice="remove it to go on without it")
+        before = read_json(opened.path / RECORD, dict[str, Any], advice="remove it to continue without it")
         origin["earlier"] = {name: before.get(name) for name in EARLIER}
     config = run_config(opened)
     return origin | ({name: config.get(option) for name, option in TRAINING.items()} if opened.kind == "run" else {})

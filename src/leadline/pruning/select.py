@@ -118,7 +118,7 @@ def parse_blocks(text: str, stack: Stack, found: Candidates) -> list[Unit]:
     several times, any of its runs names it.
 
     Raises:
-        UsageError: something that is no block of this model, a range the wrong way round, or a block named twice.
+        UsageError: something that is not a block of this model, a range the wrong way round, or a block named twice.
     """
     named: list[Unit] = []
     for entry in text.replace(" ", "").split(","):

@@ -241,7 +241,7 @@ class _Sweep:
 
     def _ranking(self, name: str, definition: Definition, opened: OpenedModel, seed: int) -> Ranking:
         """What a criterion says of a model's candidates."""
-        # Models are compared on the same calibration text; `random` draws anew for each.
+        # Models are compared on the same calibration text; `random` draws again for each.
         own = self.config.base.seed if self.several and name != "random" else seed
         base = dataclasses.replace(self.config.base, seed=own, definition=definition)
         inputs = scoring_inputs(opened, self.data, base, name, self.progress)

@@ -23,7 +23,7 @@ from leadline.probes.watch import IGNORED, measuring
 from leadline.stacks import Stack
 
 LARGEST_LOSS = 700.0
-"""exp of more than this is no number."""
+"""exp of more than this is not a number."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Results as reports read them from JSON: every value may be missing, and what is no finite number is None."""
+"""Results as reports read them from JSON: every value may be missing, and what is not a finite number is None."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class CausalLMStack(Stack):
         the result.
         """
         rows = hidden.reshape(-1, 1, hidden.shape[-1])
-        # Which token stands there makes no difference; one from the middle is no padding, of which the library warns.
+        # Which token stands there makes no difference; one from the middle is not padding, of which the library warns.
         tokens = torch.full(rows.shape[:2], self._embedded() // 2, dtype=torch.int64, device=self.device)
         outer = self.model in QUIET
         with contextlib.ExitStack() as stack:

@@ -30,11 +30,11 @@ STATE = "state.json"
 LIVE = "live"
 
 Resume = Literal["newest", "previous", "never"]
-"""Which checkpoint a run that is there goes on from."""
+"""Which checkpoint a run that is there resumes from."""
 
 
 class ShareState(TypedDict):
-    """What `GradientShare.state` gives; checkpoints of earlier versions have fewer entries."""
+    """What `GradientShare.state` returns; checkpoints of earlier versions have fewer entries."""
 
     steps: int
     blocks: list[float]
@@ -48,7 +48,7 @@ class ShareState(TypedDict):
 
 
 class State(TypedDict):
-    """The content of `state.json`: what a run goes on with beside weights and optimiser."""
+    """The content of `state.json`: what a run resumes with beside weights and optimiser."""
 
     step: int
     seconds: float
@@ -70,13 +70,13 @@ def save_checkpoint(
 ) -> Path:
     """Writes `checkpoints/step-…`, then removes all but the newest `keep`.
 
-    BHyT's constants are worked out anew for what is written, and a run that goes on keeps those it had: when and how
+    BHyT's constants are recomputed for what is written, and a resumed run keeps those it had: when and how
     often it was saved changes nothing of what it computes.
 
     Args:
-        state: what the run goes on with, as JSON can hold it.
+        state: what the run resumes with, as JSON can hold it.
         gradient: the gradient share up to this step, which `leadline.training.load_gradient` reads.
-        norms: every step's gradient norms up to this one, which a run that goes on adds to.
+        norms: every step's gradient norms up to this one, which a resumed run adds to.
 
     Raises:
         LeadlineError: it can't be written; the checkpoints that were there stay.
@@ -208,7 +208,7 @@ def _set_buffers(model: nn.Module, values: dict[str, Tensor]) -> None:
 
 
 def choose_checkpoint(out: Path, which: Resume) -> Path | None:
-    """The checkpoint to go on from, or None where a run begins.
+    """The checkpoint to resume from, or None where a run begins.
 
     Raises:
         UsageError: the one before the newest was asked for, and there is none.

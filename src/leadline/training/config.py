@@ -364,8 +364,8 @@ class Sections(Checked):
         skip = self.early_exit
         if self.runtime.compile and skip.layer_dropout > 0:
             raise UsageError(
-                "--layer-dropout runs other blocks in each step, and --compile would compile each choice of them anew; "
-                "leave out one of the two (--compile-blocks works with it)"
+                "--layer-dropout runs other blocks in each step, and --compile would recompile for each choice of them"
+                "; leave out one of the two (--compile-blocks works with it)"
             )
         if self.runtime.compile and skip.exit_loss > 0 and skip.curriculum != "all":
             raise UsageError(

@@ -39,7 +39,7 @@ OnBatch = Callable[[], None]
 OnSequences = Callable[[Tensor], None]
 
 LOGITS = 1 << 26
-"""A pass whose logits are more numbers than this is cut into pieces, unless `loss_chunk` says how."""
+"""A pass whose logits are more numbers than this is cut into chunks, unless `loss_chunk` says how."""
 
 
 def chunk_for(tokens: int, vocab_size: int, loss_chunk: int | None) -> int | None:
@@ -115,7 +115,7 @@ def _means(
     precision: str,
     on_batch: OnBatch | None,
 ) -> list[float]:
-    """The means over all targets that count of what `losses` gives for each batch, in evaluation mode."""
+    """The means over all targets that count of what `losses` returns for each batch, in evaluation mode."""
     training = model.training
     model.eval()
     totals: list[float] = []

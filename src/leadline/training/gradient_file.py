@@ -47,7 +47,7 @@ class GradientFile(TypedDict):
 
 
 LARGEST = 1e12
-"""Shares add up to 1; those of another's record may not, but this is no share."""
+"""Shares add up to 1; those of another's record may not, but this is not a share."""
 
 
 def write_gradient(folder: Path | str, report: dict[str, Any], norms: StepNorms | None = None) -> Path:
@@ -75,7 +75,7 @@ def gradient_path(folder: Path | str) -> Path:
     A checkpoint that was written before checkpoints had one of their own has the run's, if it is the newest.
 
     Raises:
-        UsageError: a checkpoint that has none, in a run that went on after it.
+        UsageError: a checkpoint that has none, in a run that was resumed after it.
     """
     folder = Path(folder)
     own, place = folder / GRADIENT, folder.absolute()
@@ -112,7 +112,7 @@ def load_gradient(folder: Path | str) -> dict[str, Any]:
             "always records it; in a loop of one's own, leadline.training.GradientShare(model) does: "
             "share.add(share.measure()) after the last backward of each step, share.save(folder) at the end"
         )
-    content = cast(dict[str, Any], read_json(path, GradientFile, advice="remove it to go on without a record"))
+    content = cast(dict[str, Any], read_json(path, GradientFile, advice="remove it to continue without a record"))
     for name, shares in _lists(content):
         for share in shares:
             if share is not None and not 0 <= share <= LARGEST:

@@ -138,7 +138,7 @@ class GradientShare:
         return measure_norms(self.parameters)
 
     def add(self, norms: Norms) -> None:
-        """Adds one step: what `measure` gives. Waits for the device unless the norms were brought to the CPU.
+        """Adds one step: what `measure` returned. Waits for the device unless the norms were brought to the CPU.
 
         A step with a norm that is not finite counts nothing, as it does where a gradient scaler skips it; `report` says
         how many there were. A unit without any gradient in a step (a block that was dropped, or a gradient that lives
@@ -306,7 +306,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if fsdp is not None and any(isinstance(module, fsdp) for module in model.modules()):
         raise UsageError(
-            "FullyShardedDataParallel keeps pieces of gradients that can't be told apart by parameter; wrap the model "
+            "FullyShardedDataParallel keeps shards of gradients that can't be told apart by parameter; wrap the model "
             "with torch.distributed.fsdp.fully_shard"
         )
     return model

@@ -91,10 +91,12 @@ def load_norms(folder: Path | str) -> StepNorms:
         content: dict[str, Any] = load_file(path)
         norms = StepNorms(**content)
     except (OSError, SafetensorError, TypeError, ValueError) as error:
-        raise LeadlineError(f"{path} is damaged: {error}; remove it to go on without it") from error
+        raise LeadlineError(f"{path} is damaged: {error}; remove it to continue without it") from error
     for part, dims, kind in zip(norms, (1, 1, 2, 2), (np.int64, *[np.float32] * 3), strict=True):
         if part.ndim != dims or part.dtype != kind or len(part) != len(norms.step):
-            raise LeadlineError(f"{path} is damaged: its entries do not fit each other; remove it to go on without it")
+            raise LeadlineError(
+                f"{path} is damaged: its entries do not fit each other; remove it to continue without it"
+            )
     check_sum(path)
     return norms
 

@@ -75,7 +75,7 @@ def train(
         config: the run, or a design's name or expression.
         options: of the run, by the names that they have in any section of `RunConfig`.
         out: holds the run's records, checkpoints and summary.
-        resume: go on from the newest checkpoint of a run that is there, or from the one before it ("previous"), or
+        resume: from the newest checkpoint of a run that is there, or from the one before it ("previous"), or
             take such a run for an error ("never").
         on_step: called with every step's record.
         on_evaluation: called after every batch of an evaluation, with the step it follows and the seconds so far.
@@ -174,8 +174,8 @@ class Trainer:
                 self.equalised.load(state["equalised"])
         except (LeadlineError, KeyError, TypeError, ValueError, RuntimeError) as error:
             older = resume != "previous" and len(checkpoints(self.out)) > 1
-            advice = "--resume previous goes on from the checkpoint before it" if older else "start in another folder"
-            raise LeadlineError(f"can't go on from {chosen}: {error}; {advice}") from error
+            advice = "--resume previous resumes from the checkpoint before it" if older else "start in another folder"
+            raise LeadlineError(f"can't resume from {chosen}: {error}; {advice}") from error
         self.step, self.seconds, self.train_loss = state["step"], state["seconds"], state["train_loss"]
         self._saved = self.step
         if resume == "previous":
@@ -341,7 +341,7 @@ class Trainer:
             tracker.add(told)
 
     def save(self) -> None:
-        """Writes a checkpoint of the step at hand, once."""
+        """Writes a checkpoint of the current step, once."""
         for lines in (self.steps_file, self.evals_file, self.depth_file):
             lines.flush()
         check_there(self.out)

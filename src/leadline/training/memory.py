@@ -15,7 +15,7 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 def keep_freed_memory() -> None:
     """Lets glibc keep what a step has freed for the next one, on Linux; does nothing elsewhere.
 
-    Otherwise the activations of every step are given back to the system and faulted in anew, page by page: 4 % of a
+    Otherwise the activations of every step are given back to the system and faulted in again, page by page: 4 % of a
     step at 24 blocks of width 128. The process keeps its peak until it ends.
     """
     if not sys.platform.startswith("linux"):

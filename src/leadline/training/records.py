@@ -67,7 +67,7 @@ class Lines:
             self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (lives as long as the run)
 
     def check(self, step: int, loss: float) -> None:
-        """Makes sure that what was kept ends with a step and its loss; a file that was removed is no error.
+        """Makes sure that what was kept ends with a step and its loss; a file that was removed is not an error.
 
         Raises:
             LeadlineError: it does not.
@@ -77,7 +77,7 @@ class Lines:
             what = f"it ends at step {last['step']}" if last["step"] != step else f"it has another loss of step {step}"
             raise LeadlineError(
                 f"{self.path} doesn't fit the checkpoint of step {step}: {what}; put the right one back, or remove it "
-                "to go on without the record"
+                "to continue without the record"
             )
 
     def add(self, record: dict[str, Any]) -> None:
@@ -114,12 +114,12 @@ class Lines:
 
 
 def keep_until(path: Path, step: int) -> Row | None:
-    """Drops the lines of steps after `step`, and half a line at the end; gives the last one that is kept.
+    """Drops the lines of steps after `step`, and half a line at the end; returns the last one that is kept.
 
     Raises:
         LeadlineError: another line is damaged; nothing is dropped then.
     """
-    advice = f"mend or remove that line, or remove {path.name} to go on without the record"
+    advice = f"mend or remove that line, or remove {path.name} to continue without the record"
     if not path.exists():
         return None
     kept = [row for row in read_lines(path, Row, advice=advice) if row["step"] <= step]

@@ -174,8 +174,8 @@ def decide(config: RunConfig) -> Run:
         check_two_phase(model.connection)
     if full.runtime.compile_blocks and getattr(model.connection, "memory", "store") == "invert":
         raise UsageError(
-            '--compile-blocks does not work with memory="invert", whose backward pass is no part of a block; --compile '
-            "works with it"
+            '--compile-blocks does not work with memory="invert", whose backward pass is not part of a block; '
+            "--compile works with it"
         )
     return run
 

@@ -1,4 +1,4 @@
-"""A run's folder: what it holds, whether a run may go on in it, and the model that came out."""
+"""A run's folder: what it holds, whether a run may resume in it, and the model that came out."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def run_in(out: Path, run: Run, *, new: bool = False) -> Iterator[None]:
 
 
 def check_free(out: Path) -> None:
-    """Raises UsageError where the folder is a file, or holds something that is no run."""
+    """Raises UsageError where the folder is a file, or holds something that is not a Leadline run."""
     check_folder(out, "--out")
     if (out / RUN_FILE).exists() or not out.exists():
         return
     # What a run left that was killed while it began is ours too.
     if any(path.name not in OURS and not re.fullmatch(r"\.[\w.-]+\.\d+\.partial", path.name) for path in out.iterdir()):
-        raise UsageError(f"--out {out} holds something that is no run; name a new or empty folder")
+        raise UsageError(f"--out {out} holds something that is not a Leadline run; name a new or empty folder")
 
 
 def check_there(out: Path) -> None:
@@ -118,14 +118,14 @@ def read_run_file(out: Path) -> RunFile:
     try:
         content = read_json(out / RUN_FILE, RunFile, advice="name another folder")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UsageError(f"{out} is no run's folder: {RUN_FILE} is missing") from error
+        raise UsageError(f"{out} is not a run's folder: {RUN_FILE} is missing") from error
     return {**content, "config": options_of_run(content["config"])}
 
 
 def load_model(path: Path | str, checkpoint: int | None = None) -> tuple[Decoder, Tokenizer]:
     """The model of a run's folder, ready to use, and its tokenizer.
 
-    BHyT's constants are worked out anew from the weights, for the context that the model was trained with.
+    BHyT's constants are recomputed from the weights, for the context that the model was trained with.
 
     Args:
         path: what `leadline train --out` named.

@@ -61,7 +61,7 @@ class Passes:
             batch: the whole step's.
             step: from 1.
             recorded: also keep a depth record, of the first pass.
-            diversity: is given the gradients of the step's parts.
+            diversity: takes the gradients of the step's parts.
         """
         parts = self.run.config.data.grad_accumulation
         total = Losses(torch.zeros((), device=self.device), torch.zeros((), device=self.device))
@@ -138,7 +138,7 @@ class Passes:
                 parameter.grad = grad if parameter.grad is None else grad.add_(parameter.grad)
 
     def _sub_batches(self, batch: Batch, step: int, diversity: Diversity) -> None:
-        """Shows `diversity` the gradients of pieces of the batch; those of the step stay as they are."""
+        """Shows `diversity` the gradients of parts of the batch; those of the step stay as they are."""
         if batch.tokens.shape[0] < 2:
             return
         before = _taken(self.model)

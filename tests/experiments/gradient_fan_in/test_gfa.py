@@ -269,7 +269,7 @@ def test_the_plan_has_what_each_arm_varies(dataset: DataSet) -> None:
         ({"design": "nothing"}, "nothing"),
         ({"images": "pictures", "arms": "vanilla"}, "images=pictures goes with the arm resnet50"),
         ({"layer_dropout": 0.4, "arms": "vanilla"}, "early exits go with the arm layerskip"),
-        ({"images": "pictures", "arms": "resnet50"}, "--images pictures is no folder; digits, "),
+        ({"images": "pictures", "arms": "resnet50"}, "--images pictures is not a folder; digits, "),
         ({"repeat": "1x99999999999"}, "repeat='1x99999999999' does not work; .* 2 to 1,000 times"),
         ({"backend": "triton"}, "--backend triton can't run here"),
         ({"equalise": True}, "equalise=True is not an option of this study; --arms equalised-adamw works"),

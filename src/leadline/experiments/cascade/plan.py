@@ -1,4 +1,4 @@
-"""What `leadline study cascade` will do: designs at equal training FLOPs, worked out before anything runs.
+"""What `leadline study cascade` will do: designs at equal training FLOPs, computed before anything runs.
 
 Beside every taper stands its uniform control: the same widths in every layer, the taper's mean, where that costs the
 same a token. A difference between the two comes from the taper; one to the baseline also comes from a smaller model
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from leadline.data import DataSet
 
 DESIGNS = ("cascade-a2", "cascade-f1", "cascade-f2", "cascade-af", "cascade-reverse", "cascade-middle")
-"""Without cascade-a1, whose mean is no whole number of heads at 15 layers: no uniform stack costs the same."""
+"""Without cascade-a1, whose mean is not a whole number of heads at 15 layers: no uniform stack costs the same."""
 DEEPER = ("cascade-a2",)
 """Of these."""
 SMALL = {"dim": 96, "heads": 6}
@@ -123,7 +123,7 @@ def _deeper(config: CascadeConfig, designs: list[Design]) -> list[Design]:
 
 
 class _Arms:
-    """The arms as they are worked out, the baseline first, each taper's control behind it."""
+    """The arms as they are computed, the baseline first, each taper's control behind it."""
 
     def __init__(self, reference: Side, budget: Budget, vocab_size: int) -> None:
         self.reference, self.budget, self.vocab_size = reference, budget, vocab_size

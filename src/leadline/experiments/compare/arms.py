@@ -1,4 +1,4 @@
-"""The designs of a comparison, worked out before anything runs: budgets, learning rates, costs."""
+"""The designs of a comparison, computed before anything runs: budgets, learning rates, costs."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Compare(Experiment[CompareConfig]):
         return {"design": arm.name, "points": points, "chosen": chosen, "source": f"this run, seed {self.sweep_seed}"}
 
     def collect(self, command: str) -> dict[str, Any]:
-        """See `Experiment`; measures speed with the designs in turns, and writes `results.csv` too."""
+        """See `Experiment`; measures speed with the designs interleaved, and writes `results.csv` too."""
         config, runs = self.config, self.runs()
         finished = {arm.name: arm.config for arm in self.arms if any(run.summary for run in runs[arm.name])}
         speeds = measured_speeds(self.out, finished, config.speed_rounds, self.slots * self.threads)

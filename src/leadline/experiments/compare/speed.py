@@ -1,4 +1,4 @@
-"""Speed of all designs of a comparison: steps of training in turns, after the runs, when nothing else is at work.
+"""Speed of all designs of a comparison: steps of training, interleaved, after the runs, when nothing else is at work.
 
 Runs of one design follow each other and share the machine, whose load drifts; so their own speeds can't be compared.
 Here every design makes a step in every round, and a ratio is formed within a round.

@@ -54,7 +54,7 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class FanInArm(Arm):
-    """An arm, worked out before anything runs.
+    """An arm, computed before anything runs.
 
     Attributes:
         blocks: those with parameters of their own.

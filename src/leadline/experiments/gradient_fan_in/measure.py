@@ -106,7 +106,7 @@ def block_delta(stack: Stack, order: Sequence[int], batches: Iterable[TokenBatch
     """ΔM of the blocks of a stack in which some may run several times.
 
     Args:
-        order: the block at each place of the stack, as `leadline.probes.repeat_last` gives it.
+        order: the block at each place of the stack, as `leadline.probes.repeat_last` returns it.
 
     Raises:
         LeadlineError: there are no tokens.

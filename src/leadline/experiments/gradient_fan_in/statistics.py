@@ -1,7 +1,7 @@
 """How ḡ, φ and ΔM go together over blocks, and how much the late blocks are worth; both over seeds.
 
     correlation     of two rows of numbers by block, one pair of rows a seed: the mean over seeds, and an interval that
-                    covers two others, both of 95 %: a bootstrap's that draws blocks and seeds anew together, and
+                    covers two others, both of 95 %: a bootstrap's that redraws blocks and seeds together, and
                     Student's t over the seeds' coefficients, of their Fisher z. The first knows how few blocks there
                     are, but a bootstrap of three seeds is too narrow; the second knows how few seeds there are
     late            mean ΔM of the last blocks / mean ΔM of all blocks: 1 where all matter alike

@@ -34,7 +34,7 @@ SYMBOLS = {"fan_in": "φ", "delta": "ΔM"}
 
 
 def support(found: Mapping[str, Any]) -> Support:
-    """What one correlation says, as `leadline.experiments.gradient_fan_in.statistics.correlation` gives it."""
+    """What one correlation says, as `leadline.experiments.gradient_fan_in.statistics.correlation` returns it."""
     rho = found[DECIDES]
     if len(rho["runs"]) < SEEDS or found["blocks"] < BLOCKS or rho["low"] is None or rho["high"] is None:
         return "undecided"

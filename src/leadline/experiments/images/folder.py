@@ -17,7 +17,7 @@ from leadline.reading import read_json
 from leadline.training.run_folder import RUN_FILE, check_free
 
 FREE = ("device", "checkpoint_every", "keep")
-"""What may change when a run goes on."""
+"""What may change when a run resumes."""
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ def _check(out: Path, content: dict[str, Any]) -> None:
 
 
 def _fixed(content: dict[str, Any]) -> dict[str, Any]:
-    """What has to stay the same in a run that goes on."""
+    """What has to stay the same in a run that resumes."""
     try:
         config = {name: value for name, value in content["config"].items() if name not in FREE}
         return {**config, "image data": content["images"]["hash"]}

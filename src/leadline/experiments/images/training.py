@@ -86,7 +86,7 @@ def evaluate_images(model: nn.Module, batches: Iterable[ImageBatch]) -> Scores:
 
 
 def train_images(config: ImageRunConfig, out: Path | str, *, on_step: OnStep | None = None) -> dict[str, Any]:
-    """Trains in the folder `out`, or goes on with a run that was stopped there, to the same bits.
+    """Trains in the folder `out`, or resumes a run that was stopped there, to the same bits.
 
     Args:
         on_step: called with every step's record.
@@ -97,7 +97,7 @@ def train_images(config: ImageRunConfig, out: Path | str, *, on_step: OnStep | N
     Raises:
         UsageError: an option doesn't work, or `out` holds something else.
         LeadlineError: a loss or gradient that is not finite, or damaged files.
-        KeyboardInterrupt: asked to stop; the run is saved and goes on with the same call.
+        KeyboardInterrupt: asked to stop; the run is saved and resumes with the same call.
     """
     out = Path(out)
     images = config.open_images()
@@ -146,7 +146,7 @@ class ImageTrainer:
             check_position(state, len(self.images.train.labels), self.config.batch_size)
             self.share.load(state["gradient"], find_norms(chosen))
         except (LeadlineError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise LeadlineError(f"can't go on from {chosen}: {error}; start in another folder") from error
+            raise LeadlineError(f"can't resume from {chosen}: {error}; start in another folder") from error
         self.step, self.seconds, self.train_loss = state["step"], state["seconds"], state["train_loss"]
 
     def train(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class ImageTrainer:
             self.on_step({**told, "steps": self.config.steps})
 
     def _diversity(self, batch: ImageBatch) -> Diversity:
-        """How alike the gradients of pieces of the batch are; gradients and the norms' statistics stay as they are."""
+        """How alike the gradients of parts of the batch are; gradients and the norms' statistics stay as they are."""
         diversity = Diversity(self.share)
         grads = [(parameter, parameter.grad) for parameter in self.model.parameters()]
         statistics = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
@@ -233,7 +233,7 @@ class ImageTrainer:
         return scores
 
     def save(self) -> None:
-        """Writes a checkpoint of the step at hand, and the gradient share."""
+        """Writes a checkpoint of the current step, and the gradient share."""
         for lines in (self.steps_file, self.evals_file):
             lines.flush()
         state: State = {

@@ -19,7 +19,7 @@ class ProbeConfig(Checked):
     """What to measure, on what."""
 
     data: str = "sotu"
-    """sotu, a folder that `leadline data prepare` made, or text files; the held-out part is measured on."""
+    """sotu, a folder that `leadline data prepare` made, or text files; the validation split is measured on."""
 
     tokens: Positive = 32_000
     """Held-out tokens at most."""

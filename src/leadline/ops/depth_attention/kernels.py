@@ -2,7 +2,7 @@
 
 A kernel gets the addresses of the sources as arguments and keeps them in tables, in registers: entry i of a table is
 found by a sum over the lanes of one warp. So the loop over sources is a loop at run time, whatever their number. The
-rows that come next are asked for before the one at hand is used. The order of the statements in the loops is the one
+rows that come next are asked for before the current one is used. The order of the statements in the loops is the one
 that spills on no chip.
 """
 

@@ -8,7 +8,7 @@ models     one object each:
     status             "ok" or "failed"; error says why
     seconds            how long it was measured
     tokens, batches    of text that were there to measure on
-    probe              what `leadline.probes.measure_stack` gives
+    probe              what `leadline.probes.measure_stack` returns
     training_gradient  steps and share of the run's gradient.json, None for other models
 """
 
