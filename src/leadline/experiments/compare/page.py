@@ -99,8 +99,8 @@ def _table(shown: Sequence[tuple[Entry, Arm]], results: Mapping[str, Any]) -> Ta
         [_row(entry, arm, seeds, reach) for entry, arm in order],
         notes=f"Lowest bits per byte first. {intervals} FLOPs are those of training on a token; the last column is the "
         "part of the depth operators. Time is that of a training step, over the baseline's, all designs interleaved, "
-        "after the runs; tokens a second are of the runs themselves, which share the machine and its load: designs can't be "
-        "compared by them.",
+        "after the runs; tokens a second are of the runs themselves, which share the machine and its load: designs "
+        "can't be compared by them.",
     )
 
 
