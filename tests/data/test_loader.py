@@ -141,7 +141,7 @@ def test_numbers_out_of_range_and_short_text(dataset: DataSet) -> None:
         Loader(dataset.train, 1, CONTEXT, rank=2, world=2)
     with pytest.raises(UsageError, match="context=0"):
         Loader(dataset.train, 1, 0)
-    with pytest.raises(UsageError, match=r"training part has 1201 tokens, too short for one sequence: .*needs 1202"):
+    with pytest.raises(UsageError, match=r"training split has 1201 tokens, too short for one sequence: .*needs 1202"):
         Loader(dataset.train, 1, 1201)
     assert Loader(dataset.train, 3, 1200).next().tokens.shape == (3, 1200)
     with pytest.raises(UsageError, match=r"validation split \(held-out\) has 181 tokens, .* larger --heldout"):

@@ -98,7 +98,7 @@ def test_prune(run: Any, data: str, tmp_path: Path) -> None:
     assert "Score of every unit" in page
     with pytest.raises(UsageError, match="criterion is missing"):
         ll.prune(run.out, count=1, data=data)
-    with pytest.raises(UsageError, match="normalised goes with criterion=cfp alone"):
+    with pytest.raises(UsageError, match="normalised=True goes with criterion=cfp alone"):
         ll.prune(run.out, criterion="taylor", count=1, normalised=True, data=data)
     named = ll.prune(run.out, blocks="1", data=data, evaluate_tokens=64)
     assert [(row["unit"], row["cut"]) for row in named.rows()] == [("0", False), ("1", True), ("2", False)]

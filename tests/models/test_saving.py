@@ -99,7 +99,10 @@ def truncate(path: Path) -> None:
             r"config\.json is not a configuration of a decoder",
         ),
         (lambda f: edited(f, lambda d: d.update(connection={"kind": []})), r"config\.json.*unknown kind"),
-        (lambda f: (f / "config.json").write_text('{"model_type": "llama"}'), r"config\.json is no .*model_type"),
+        (
+            lambda f: (f / "config.json").write_text('{"model_type": "llama"}'),
+            r"config\.json is not a .*model_type",
+        ),
         (lambda f: edited(f, lambda d: d.pop("context")), r"config\.json is not a configuration of a decoder.*context"),
         (lambda f: edited(f, lambda d: d["layers"][0]["mlp"].update(hidden=0)), r"config\.json.*layers\[0\]\.mlp"),
         (lambda f: edited(f, lambda d: d.update(connection={"kind": "x"})), r"config\.json.*unknown kind 'x'"),

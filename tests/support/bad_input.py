@@ -161,7 +161,7 @@ VERBS = {
     "an unknown action": Bad("data cook", ("cook", "prepare, fetch, verify")),
     "json onto a folder": Bad("env --json {data}", ("--json", "is a folder; name a file")),
     "json below a file": Bad("env --json {text}/0.txt/env.json", ("--json", *BELOW)),
-    "json onto a device": Bad("designs --json /dev/null", ("--json /dev/null", "no ordinary file")),
+    "json onto a device": Bad("designs --json /dev/null", ("--json /dev/null", "not an ordinary file")),
     "json where nothing can be made": Bad("env --json /proc/env.json", ("/proc/env.json", "No such file"), 1),
     "json onto a folder, before the training": Bad(
         f"train prenorm --data {{data}} {TINY} --out out --json {{text}}", ("--json", "is a folder; name a file")
@@ -359,7 +359,7 @@ def _generate(options: str, *says: str, code: int = 2, setup: Setup | None = Non
 
 GENERATE = {
     "no model": Bad("generate nowhere", ("nowhere is no folder", "MODEL")),
-    "something else": Bad("generate {text}", ("no run's folder", "run.json")),
+    "something else": Bad("generate {text}", ("not a run's folder", "run.json")),
     "no tokens": _generate("--tokens 0", "--tokens '0'", "1 or more"),
     "tokens too many": _generate("--tokens 9e30", "--tokens", "1e+18 at most"),
     "more tokens than fit": _generate("--tokens 9e15", "max_new_tokens", "too many"),
@@ -482,7 +482,7 @@ PRUNE = {
     "no context": _cut("--criterion cfp --count 1 --context 0", "--context 0", "1 or more"),
     "a context longer than the text": _cut("--criterion cfp --count 1 --context 99999", "too short", "--context"),
     "a stride too long": _cut("--criterion cfp --count 1 --stride 99", "--stride 99", "1 to 16"),
-    "no calibration": _cut("--criterion taylor --count 1 --calibration-tokens 0", "--calibration-tokens '0'"),
+    "no calibration": _cut("--criterion taylor --count 1 --calibration-tokens 0", "--calibration-tokens 0"),
     "no such data": Bad("prune {run} --data books --criterion cfp --count 1 --out out", ("--data books", "sotu")),
     "layers of one's own": _cut("--criterion cfp --count 1 --layers model.layers", "--layers", "Leadline decoder"),
     "out is a file": _cut("--criterion cfp --count 1 --out {text}/0.txt", "--out", "is a file; name a folder"),
@@ -555,7 +555,7 @@ TAPERS = {
     "a share over zero": Bad('designs "taper(heads=1/0)"', ("'1/0' is not a share",)),
     "heads on a line": Bad('designs "taper(heads=1~1/2)"', ("in steps", "1:2/3:1/3")),
     "half a line": Bad('designs "taper(mlp=1~)"', ("'' is not a share", "1~1/2")),
-    "half a head": Bad('designs "taper(heads=1:1/2)"', ("layer 13 of 24", "no whole number of heads", "2 and 4")),
+    "half a head": Bad('designs "taper(heads=1:1/2)"', ("layer 13 of 24", "not a whole number of heads", "2 and 4")),
     "two tapers": Bad('designs "cascade-a2 + cascade-f1"', ("both tapers",)),
     "no heads": Bad("designs cascade-a2 --heads 0", ("--heads 0", "1 to")),
     "no width": Bad("designs cascade-a2 --dim 0", ("--dim 0", "1 to")),

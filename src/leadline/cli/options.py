@@ -48,7 +48,7 @@ def parse(arguments: type, words: Sequence[str], prog: str) -> Any:
     """
     import tyro
 
-    words = [word for pair in itertools.pairwise([*words, ""]) if (word := _renamed(*pair))]
+    words = [word for pair in itertools.pairwise([*words, ""]) if (word := _renamed(*pair)) is not None]
     check(words, dict(_options(arguments)), prog)
     words, file = _config_file(arguments, words)
     for each in _dataclasses(arguments):
@@ -137,8 +137,8 @@ def _config_file(arguments: type, words: Sequence[str]) -> tuple[list[str], Path
     return kept, file
 
 
-def _renamed(word: str, after: str) -> str:
-    """An option in its present spelling; warns of one that has changed."""
+def _renamed(word: str, after: str) -> str | None:
+    """An option in its present spelling, None for one that changes nothing; warns of one that has changed."""
     name, equals, value = word.removeprefix("--").partition("=")
     bare = name.removeprefix("no-")
     new = RENAMED.get(bare, bare)
@@ -146,7 +146,7 @@ def _renamed(word: str, after: str) -> str:
         new = "rates"  # design=rate, which --lr took as well
     if word in ("--tensorboard", "--no-tensorboard"):
         _warn_renamed(word, "--log-to tensorboard")
-        return "" if word.startswith("--no-") else "--log-to=tensorboard"
+        return None if word.startswith("--no-") else "--log-to=tensorboard"
     if not word.startswith("--") or new == bare:
         return word
     new = name.replace(bare, new)

@@ -218,9 +218,9 @@ def _no_whole_heads(taper: Taper, schedule: Schedule, shape: ShapeConfig, number
     shown = ", ".join(parts if len(parts) <= 4 else [*parts[:2], "…", parts[-1]])
     fitting = f", as in preset {', '.join(presets)}" if presets else ""
     return (
-        f"layer {number} of {shape.blocks}: {shape.heads} heads × {share} = {float(share * shape.heads):.4g} is no "
-        f"whole number of heads (heads={taper.heads}). Multiples of {unit} heads work, such as {heads}{fitting}; or, "
-        f"with {shape.heads} heads, shares of {shown} in taper(heads=…)"
+        f"layer {number} of {shape.blocks}: {shape.heads} heads × {share} = {float(share * shape.heads):.4g} is "
+        f"not a whole number of heads (heads={taper.heads}). Multiples of {unit} heads work, such as {heads}{fitting}; "
+        f"or, with {shape.heads} heads, shares of {shown} in taper(heads=…)"
     )
 
 

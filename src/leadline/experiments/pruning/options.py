@@ -114,8 +114,7 @@ class PruneOptions(Checked):
             raise UsageError(f"--criterion is missing: it says what chooses the blocks; {known} work")
         for name, given in (("normalised", self.normalised), ("gradient_definition", self.gradient_definition)):
             if given and self.criterion != "cfp":
-                said = "" if given is True else f"={given}"
-                raise UsageError(f"{name}{said} goes with criterion=cfp alone, whose shares it is about")
+                raise UsageError(f"{name}={given} goes with criterion=cfp alone, whose shares it is about")
 
     def of(self, opened: OpenedModel) -> PruneConfig:
         """For one model, with its own values where none are given.
