@@ -86,7 +86,7 @@ def test_a_step_is_adamws(config: Any) -> None:
 
 
 def test_cosine(config: Any) -> None:
-    rates = [rate_at(step, 100, config(warmup=0.1)) for step in range(1, 101)]
+    rates = [rate_at(step, 100, config(warmup=0.1).schedule) for step in range(1, 101)]
     assert rates[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
     assert rates[9] == 1.0
     assert rates[54] == pytest.approx(0.1 + 0.9 * 0.5)
@@ -96,7 +96,8 @@ def test_cosine(config: Any) -> None:
 
 def test_wsd(config: Any) -> None:
     rates = [
-        rate_at(step, 100, config(schedule="wsd", warmup=0.1, decay=0.2, final_fraction=0.0)) for step in range(1, 101)
+        rate_at(step, 100, config(schedule="wsd", warmup=0.1, decay=0.2, final_fraction=0.0).schedule)
+        for step in range(1, 101)
     ]
     assert rates[9:80] == [1.0] * 71
     assert rates[89] == pytest.approx(0.5)
@@ -108,7 +109,7 @@ def test_wsd(config: Any) -> None:
 @pytest.mark.parametrize("warmup", [0.0, 0.05, 1.0])
 def test_short_runs(config: Any, schedule: str, steps: int, warmup: float) -> None:
     more = {"decay": 0.0 if warmup == 1.0 else 0.2} if schedule == "wsd" else {}
-    rates = [rate_at(s, steps, config(schedule=schedule, warmup=warmup, **more)) for s in range(1, steps + 1)]
+    rates = [rate_at(s, steps, config(schedule=schedule, warmup=warmup, **more).schedule) for s in range(1, steps + 1)]
     assert all(0 < rate <= 1 for rate in rates)
 
 

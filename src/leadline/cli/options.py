@@ -126,15 +126,25 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _config_file(arguments: type, words: Sequence[str]) -> tuple[list[str], Path | None]:
-    """The words without `--config FILE`, and that file; verbs without a configuration have no such option."""
-    kept, file = list(words), None
-    if issubclass(arguments, Checked):
-        for place, (word, after) in enumerate(itertools.pairwise([*words, ""])):
-            name, equals, value = word.partition("=")
-            if name == "--config":
-                file = Path(value if equals else after)
-                kept[place : place + (1 if equals else 2)] = []
-    return kept, file
+    """The words without `--config FILE`, and that file; verbs without a configuration have no such option.
+
+    With --extend it is the run in --out, unless another is named.
+    """
+    if not issubclass(arguments, Checked):
+        return list(words), None
+    kept: list[str] = []
+    named: dict[str, str] = {}
+    before = ""
+    for word, after in itertools.pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        named[name] = value if equals else after
+        if name != "--config" and before != "--config":
+            kept.append(word)
+        before = word
+    out = Path(named.get("--out", ""))
+    own = {"--config": out} if "--extend" in named and (out / "run.json").is_file() else {}
+    file = (own | named).get("--config")
+    return kept, None if file is None else Path(file)
 
 
 def _renamed(word: str, after: str) -> str | None:

@@ -15,6 +15,7 @@ import tyro
 
 from leadline.progress import StatusLine
 from leadline.report.words import duration
+from leadline.sections import Positive
 from leadline.training.config import RunConfig
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Arguments(RunConfig):
     leadline train prenorm --optimizer sgd --equalise --out runs/equal
     leadline train prenorm --repeat 4x2 --gradient-every 50 --out runs/repeat
     leadline train prenorm --layer-dropout 0.2 --exit-loss 0.5 --out runs/layerskip
+
+    A run that has ended, made longer: leadline train mgr --out runs/mgr --extend 2M
     """
 
     out: Path
@@ -44,6 +47,10 @@ class Arguments(RunConfig):
     resume: Literal["newest", "previous", "never"] = "newest"
     """Where a run that is in --out resumes: at its newest checkpoint, at the one before it (where the newest is
     damaged), or not at all."""
+
+    extend: Positive | None = None
+    """Tokens to train on beyond the end of the run in --out, with its own options: wsd resumes before its decay, cosine
+    begins a new course. What had ended stays in --out/ended-STEPS."""
 
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Also write the summary to this file."""
@@ -62,6 +69,7 @@ def run(arguments: Arguments) -> int:
                 config,
                 arguments.out,
                 resume=arguments.resume,
+                extend=arguments.extend,
                 on_step=told,
                 on_evaluation=told.evaluating,
                 on_evaluated=told.evaluated,
@@ -136,6 +144,7 @@ class Progress:
 
 def plan_lines(run: Run) -> list[str]:
     """What a run will do, before its first step: how long it is, what evaluations read, and whether it compiles."""
+    from leadline.training.extending import extension
     from leadline.training.resolve import EVALUATE_TOKENS
 
     config, train, heldout = run.config.runtime, run.data.train, run.data.heldout
@@ -148,7 +157,7 @@ def plan_lines(run: Run) -> list[str]:
     evaluations = f"an evaluation every {every}, on {read:,} held-out tokens"
     if read < min(EVALUATE_TOKENS, whole):
         evaluations += f" of {whole:,} (--evaluate-tokens sets how many)"
-    lines = [length, evaluations]
+    lines = [*filter(None, [extension(run)]), length, evaluations]
     if config.compile or config.compile_blocks or config.backend == "compiled":
         what = "the model" if config.compile or config.compile_blocks else "the depth operators"
         lines.append(f"compiling {what}: nothing more is said until the first step is done, which can take minutes")

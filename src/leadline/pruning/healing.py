@@ -18,10 +18,10 @@ from leadline.hub.text import begun
 from leadline.probes.watch import IGNORED
 from leadline.pruning.text import cross_entropy_sum
 from leadline.stacks import Stack
-from leadline.training import RunConfig
 from leadline.training import optimiser as training
+from leadline.training.config import Schedule
 
-SCHEDULE = RunConfig.of("", warmup=0.05, schedule="cosine", final_fraction=0.1)
+SCHEDULE = Schedule(warmup=0.05, schedule="cosine", final_fraction=0.1)
 DECAY, CLIP = 0.1, 1.0
 
 OnStep = Callable[[int, int, float], None]

@@ -65,6 +65,7 @@ def save_checkpoint(
     state: State,
     *,
     keep: int,
+    kept_step: int | None = None,
     gradient: dict[str, Any] | None = None,
     norms: StepNorms | None = None,
 ) -> Path:
@@ -75,6 +76,7 @@ def save_checkpoint(
 
     Args:
         state: what the run resumes with, as JSON can hold it.
+        kept_step: the checkpoint of this step stays, beside the newest `keep`.
         gradient: the gradient share up to this step, which `leadline.training.load_gradient` reads.
         norms: every step's gradient norms up to this one, which a resumed run adds to.
 
@@ -111,7 +113,8 @@ def save_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
         _set_buffers(model, live)
     for old in checkpoints(out)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        if step_of(old) != kept_step:
+            shutil.rmtree(old, ignore_errors=True)
     return folder
 
 
@@ -201,6 +204,11 @@ def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint's folder is named after."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
 @torch.no_grad()
 def _set_buffers(model: nn.Module, values: dict[str, Tensor]) -> None:
     for name, buffer in model.named_buffers():
@@ -243,6 +251,6 @@ def find_checkpoint(out: Path, step: int | None = None) -> Path:
         return found[-1]
     wanted = out / FOLDER / _name(step)
     if wanted not in found:
-        there = ", ".join(str(int(path.name.removeprefix("step-"))) for path in found)
+        there = ", ".join(str(step_of(path)) for path in found)
         raise UsageError(f"{out} has no checkpoint of step {step}; it has {there}")
     return wanted

@@ -178,9 +178,14 @@ class Schedule(Checked):
     final_fraction: Share = 0.1
     """The learning rate at the end, as a share of the peak."""
 
+    extended: Annotated[tuple[int, ...], tyro.conf.Suppress] = ()
+    """Steps at which the run had ended before --extend made it longer, the first of them first."""
+
     def check(self) -> None:
         """See `Checked`."""
         super().check()
+        if list(self.extended) != sorted({step for step in self.extended if step > 0}):
+            raise UsageError(f"extended={list(self.extended)} should be step counts, each larger than the one before")
         needs(self, "decay", self.schedule == "wsd", "schedule=wsd")
         if self.schedule == "wsd" and self.warmup + self.decay_share > 1:
             raise UsageError(f"warmup={self.warmup:g} and decay={self.decay_share:g} are more than 1 together")

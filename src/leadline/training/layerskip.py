@@ -87,7 +87,7 @@ class LayerSkip:
 
     def _gradual(self, step: int) -> int:
         """How many exits step `step` of the gradual curriculum has; never fewer than the one before."""
-        done = step / max(1.0, GRADUAL_SHARE * self.steps)
+        done = step / max(1.0, GRADUAL_SHARE * min((*self.config.schedule.extended, self.steps)))
         return max(1, math.ceil(min(1.0, done) * (self.blocks - 1)))
 
     @property

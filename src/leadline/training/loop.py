@@ -15,7 +15,7 @@ from torch import Tensor
 from leadline.config import to_dict
 from leadline.data import Loader
 from leadline.designs import count_flops, count_parameters
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, UsageError
 from leadline.files import forget_sums, write_json, write_sums
 from leadline.interrupt import catch_interrupt
 from leadline.models import Decoder
@@ -35,16 +35,17 @@ from leadline.training.checkpoint import (
 )
 from leadline.training.config import RunConfig, options_of
 from leadline.training.evaluation import Evaluation, OnSequences, evaluate, evaluate_exits
+from leadline.training.extending import extended
 from leadline.training.gradient_detail import Diversity, detail_of
 from leadline.training.gradient_file import write_gradient
 from leadline.training.gradient_share import GradientShare
 from leadline.training.gradient_steps import find_norms, share_of
 from leadline.training.interventions import equalise, equalised_updates
 from leadline.training.memory import keep_freed_memory, peak_memory
-from leadline.training.optimiser import make_optimiser, rate_at, warmup_steps
+from leadline.training.optimiser import decay_start, make_optimiser, rate_at, warmup_steps
 from leadline.training.records import EVALS, STEPS, Lines
 from leadline.training.resolve import Run, decide, usable_device
-from leadline.training.run_folder import check_there, run_in
+from leadline.training.run_folder import check_there, config_of, run_in
 from leadline.training.sequences import write_sequences
 from leadline.training.step import Passes
 from leadline.training.summary import SUMMARY, Summary, read_summary
@@ -63,6 +64,7 @@ def train(
     out: Path | str,
     *,
     resume: Resume = "newest",
+    extend: int | None = None,
     on_step: OnStep | None = None,
     on_evaluation: OnEvaluation | None = None,
     on_evaluated: OnEvaluated | None = None,
@@ -77,6 +79,8 @@ def train(
         out: holds the run's records, checkpoints and summary.
         resume: from the newest checkpoint of a run that is there, or from the one before it ("previous"), or
             take such a run for an error ("never").
+        extend: tokens to train on beyond the end of the run in `out`, whose options hold where none are given;
+            the same call resumes what it began, and called after that end it extends the run once more.
         on_step: called with every step's record.
         on_evaluation: called after every batch of an evaluation, with the step it follows and the seconds so far.
         on_evaluated: called with every evaluation's record.
@@ -91,13 +95,18 @@ def train(
         KeyboardInterrupt: asked to stop; the run is saved and continues with the same call.
     """
     out = Path(out)
-    config = RunConfig.of(config, **options) if isinstance(config, str) else config.replaced(**options)
+    if extend is not None:
+        if resume != "newest":
+            raise UsageError(f"--extend goes on from a checkpoint of its own; leave out --resume {resume}")
+        config = extended(config_of(out), out, config, extend).replaced(**options)
+    else:
+        config = RunConfig.of(config, **options) if isinstance(config, str) else config.replaced(**options)
     run = decide(config)
     check_backend(config.runtime.backend, usable_device(config.runtime.device).type)
     require_trackers(trackers_of(config.logging.log_to))
     if resume == "previous":
         choose_checkpoint(out, resume)
-    with run_in(out, run, new=resume == "never"):
+    with run_in(out, run, new=resume == "never", extend=extend is not None):
         if (out / SUMMARY).is_file() and resume != "previous":
             return read_summary(out / SUMMARY)
         if on_start is not None:
@@ -140,7 +149,7 @@ class Trainer:
         self.passes = Passes(self.model, run, self.device)
         self.optimiser = make_optimiser(self.model, config, run.learning_rate)
         since, until = config.logging.gradient_from, config.logging.gradient_until
-        warmup = warmup_steps(run.steps, config)
+        warmup = warmup_steps(run.first_steps, config.schedule)
         self.share = GradientShare(self.model, since=since, until=until, clip=config.optimizer.clip, warmup=warmup)
         self.equalised: GradientShare | None = None
         if config.interventions.equalise:
@@ -159,7 +168,9 @@ class Trainer:
         self.evals_file = Lines(out / EVALS, self.step if self.step < run.steps else self.step - 1)
         self.depth_file = Lines(out / "depth.jsonl", self.step)
         self.trackers: list[Tracker] = []
-        self.refresh_every = min(max(run.steps // 50, 1), 1000)
+        self.refresh_every = min(max(run.first_steps // 50, 1), 1000)
+        self.decay_start = decay_start(run.steps, config.schedule)
+        self.restarts = config.schedule.extended if self.decay_start is None else ()
 
     def _restore(self, resume: Resume) -> None:
         chosen = choose_checkpoint(self.out, resume)
@@ -206,7 +217,7 @@ class Trainer:
     def _one_step(self) -> None:
         begin = time.perf_counter()
         config, step, position = self.run.config, self.step + 1, self.loader.state()
-        rate = self.run.learning_rate * rate_at(step, self.run.steps, config)
+        rate = self.run.learning_rate * rate_at(step, self.run.steps, config.schedule)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         wanted = config.logging.record_every > 0 and step % config.logging.record_every == 0
@@ -233,7 +244,7 @@ class Trainer:
             self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.step, self.train_loss = step, loss
-        if step % self.refresh_every == 0:
+        if step % self.refresh_every == 0 or step in self.restarts:
             self.model.refresh_statistics()
         seconds = time.perf_counter() - begin
         self.seconds += seconds
@@ -358,7 +369,16 @@ class Trainer:
             state["equalised"] = self.equalised.state()
         report = self._gradient()
         norms, keep = self.share.norms(), self.run.config.checkpoints.keep
-        save_checkpoint(self.out, self.model, self.optimiser, state, keep=keep, gradient=report, norms=norms)
+        save_checkpoint(
+            self.out,
+            self.model,
+            self.optimiser,
+            state,
+            keep=keep,
+            kept_step=self.decay_start,
+            gradient=report,
+            norms=norms,
+        )
         write_gradient(self.out, report, norms)
         self._saved, self._saved_at = self.step, time.monotonic()
 
@@ -370,6 +390,8 @@ class Trainer:
 
     def _checkpoint_is_due(self) -> bool:
         every = self.run.config.checkpoints.checkpoint_every
+        if self.step == self.decay_start:  # from here the run can be extended
+            return True
         if every is None:
             return time.monotonic() - self._saved_at >= SAVE_SECONDS
         return self.step % every == 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.connections.base import Readout, Site
-from leadline.training.config import RunConfig
+from leadline.training.config import RunConfig, Schedule
 
 BETAS = (0.9, 0.95)
 EPS = 1e-8
@@ -72,22 +72,37 @@ def split_by_decay(model: nn.Module, *, decay_embeddings: bool) -> tuple[dict[st
     return decayed, plain
 
 
-def warmup_steps(steps: int, config: RunConfig) -> int:
+def warmup_steps(steps: int, schedule: Schedule) -> int:
     """In how many of `steps` steps the rate rises."""
-    return math.ceil(config.schedule.warmup * steps)
+    return math.ceil(schedule.warmup * steps)
 
 
-def rate_at(step: int, steps: int, config: RunConfig) -> float:
-    """The share of the peak rate in step `step`, counted from 1, of `steps`."""
-    warmup = warmup_steps(steps, config)
+def decay_start(steps: int, schedule: Schedule) -> int | None:
+    """The step after which "wsd" decays; None for a schedule without a steady part."""
+    if schedule.schedule != "wsd":
+        return None
+    return steps - max(1, math.ceil(schedule.decay_share * steps))
+
+
+def rate_at(step: int, steps: int, schedule: Schedule) -> float:
+    """The share of the peak rate in step `step`, counted from 1, of `steps`.
+
+    A run that was extended keeps the warm-up that it began with; "cosine" begins anew where the run had ended, from the
+    final rate, with a warm-up of the same share of the new steps.
+    """
+    first, final = min((*schedule.extended, steps)), schedule.final_fraction
+    steady = decay_start(steps, schedule)
+    if steady is not None:
+        warmup = warmup_steps(first, schedule)
+        left = min(1.0, (steps - step) / (steps - steady))
+        return step / warmup if step <= warmup else final + (1 - final) * left
+    begin = max((end for end in schedule.extended if end < step), default=0)
+    end = min(end for end in (*schedule.extended, steps) if end >= step)
+    warmup = warmup_steps(end - begin, schedule)
+    step -= begin
     if step <= warmup:
-        return step / warmup
-    final = config.schedule.final_fraction
-    if config.schedule.schedule == "wsd":
-        decay = max(1, math.ceil(config.schedule.decay_share * steps))
-        left = min(1.0, (steps - step) / decay)
-        return final + (1 - final) * left
-    done = (step - warmup) / max(1, steps - warmup)
+        return step / warmup if not begin else final + (1 - final) * step / warmup
+    done = (step - warmup) / max(1, end - begin - warmup)
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))
 
 

@@ -64,6 +64,11 @@ class Run:
     rate_source: str
 
     @property
+    def first_steps(self) -> int:
+        """Steps as first planned, before the run was extended; what follows the run's length stays as it began."""
+        return min((*self.config.schedule.extended, self.steps))
+
+    @property
     def layerskip(self) -> LayerSkip:
         """What each step drops and where it exits; nothing, unless the run asks for it."""
         return LayerSkip(blocks=len(self.model.block_layers), steps=self.steps, config=self.config)
@@ -126,6 +131,8 @@ def decide(config: RunConfig) -> Run:
         raise UsageError(
             f"gradient_from={config.logging.gradient_from} is after the run's last step, {steps}; no step counts"
         )
+    if any(end >= steps for end in config.schedule.extended):
+        raise UsageError(f"extended={list(config.schedule.extended)} should lie before the run's last step, {steps}")
     repeat = config.interventions.repeat
     model = repeated(design.decoder(shape, data.vocab_size), repeat)
     rate, source = _rate(config, found)

@@ -18,6 +18,7 @@ from leadline.reading import read_json
 from leadline.sections import nested, option
 from leadline.training.checkpoint import find_checkpoint
 from leadline.training.config import FREE, RunConfig, options_of, options_of_run
+from leadline.training.extending import set_aside
 from leadline.training.resolve import Run
 
 RUN_FILE = "run.json"
@@ -26,27 +27,33 @@ OURS = {"job.json", "worker.log", "failed.json", LOCK_FILE}
 
 
 @contextlib.contextmanager
-def run_in(out: Path, run: Run, *, new: bool = False) -> Iterator[None]:
+def run_in(out: Path, run: Run, *, new: bool = False, extend: bool = False) -> Iterator[None]:
     """Makes the folder this run's, or makes sure that it is, and holds it: no other process trains in it meanwhile.
 
     Args:
         new: a run that is there is an error, even the same one.
+        extend: the run may be the one that is there, made longer; what had ended is set aside then.
 
     Raises:
         UsageError: another run, or something else, is there; what differs is named.
         LeadlineError: the folder can't be written, or another process trains in it.
     """
 
+    longer = False
+
     def check() -> None:
+        nonlocal longer
         check_free(out)
         if (out / RUN_FILE).exists():
             if new:
                 raise UsageError(
                     f"--resume never: --out {out} holds a run already; continue it, or name another folder"
                 )
-            _same(out, run)
+            longer = _same(out, run, extend)
 
     with claimed(out, "train", check):
+        if longer:
+            set_aside(out, run)
         try:
             write_json(out / RUN_FILE, run.describe())
             run.data.tokenizer.save(out)
@@ -71,23 +78,39 @@ def check_there(out: Path) -> None:
         raise LeadlineError(f"{out / RUN_FILE} was removed while the run went on; nothing more is written there")
 
 
-def _same(out: Path, run: Run) -> None:
-    old = read_run_file(out)
-    # What a run of an earlier version doesn't name was not there yet, so it ran with the default.
+def config_of(out: Path) -> RunConfig:
+    """The configuration of the run in a folder.
+
+    What a run of an earlier version doesn't name was not there yet, so it ran with the default.
+
+    Raises:
+        UsageError: there is no run.
+        LeadlineError: its file is damaged.
+    """
     try:
-        named = nested(RunConfig, old["config"])
+        named = nested(RunConfig, read_run_file(out)["config"])
     except UsageError as error:
+        if not (out / RUN_FILE).is_file():
+            raise
         raise LeadlineError(f"{out / RUN_FILE} is damaged or of a later version: {error}") from error
-    kept = options_of(from_dict(RunConfig, named, str(out / RUN_FILE)))
-    wanted = options_of(run.config)
+    return from_dict(RunConfig, named, str(out / RUN_FILE))
+
+
+def _same(out: Path, run: Run, may_extend: bool) -> bool:
+    """Whether the run is the one that is there, made longer; raises where it is another one."""
+    old, config = read_run_file(out), config_of(out)
+    kept, wanted = options_of(config), options_of(run.config)
+    steps = (config.data.tokens or 0) // run.batch_tokens
+    longer = may_extend and wanted["extended"] == [*kept["extended"], steps]
     for name in wanted:
-        if name not in FREE and kept[name] != wanted[name]:
+        if name not in (*FREE, *(("tokens", "extended") if longer else ())) and kept[name] != wanted[name]:
             raise UsageError(
                 f"--out {out} holds a run with {option(name)} {_said(kept[name])}, not {_said(wanted[name])}; "
                 "continue it with its own options, or name another folder"
             )
     if old.get("data", {}).get("hash") != run.data.hash:
         raise UsageError(f"--out {out} holds a run on other data; --data {run.config.data.data} has changed since")
+    return longer
 
 
 def _said(value: Any) -> str:
