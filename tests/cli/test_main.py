@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import importlib
+import inspect
 import os
+import re
 import resource
+import shutil
 import subprocess
 import sys
 import types
@@ -18,10 +22,12 @@ import pytest
 from leadline import __version__
 from leadline.cli import main as entry
 from leadline.cli.main import VERBS, main
+from leadline.cli.options import each_dataclass
 from leadline.errors import LeadlineError, UsageError
 from leadline.progress import StatusLine, note, verbose, verbosity
 
 QUICK = 0.7
+ONE_LINE = 104
 HEAVY = ("torch", "numpy", "matplotlib", "safetensors", "tokenizers", "jinja2")
 MAIN = [sys.executable, "-m", "leadline.cli.main"]
 HELP = [("--help",), *((verb, "--help") for verb in VERBS), ("data", "prepare", "--help")]
@@ -201,11 +207,55 @@ def test_help_shows_no_none(words: tuple[str, ...], capsys: pytest.CaptureFixtur
     assert "(default: None)" not in out
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_an_option_is_one_line(verb: str) -> None:
+    """In one column a line has about a hundred characters for it."""
+    arguments = importlib.import_module(f"leadline.cli.{verb}").Arguments
+    long = [
+        f"{each.__name__}: {text}"
+        for each in {part for found in each_dataclass(arguments) for part in found.__mro__}
+        if dataclasses.is_dataclass(each)
+        for text in re.findall(r'^    r?"""(.*?)"""$', inspect.getsource(each), re.DOTALL | re.MULTILINE)[1:]
+        if len(" ".join(text.split())) > ONE_LINE
+    ]
+    assert not long
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("tr", "train"),
+        ("train --sch", "--schedule"),
+        ("train --schedule w", "wsd"),
+        ("study g", "gfa"),
+        ("study gfa --ar", "--arms"),
+    ],
+)
+def test_bash_completes(words: str, completed: str, tmp_path: Path) -> None:
+    script = tmp_path / "leadline.bash"
+    script.write_text(command("completion", "bash").stdout)
+    lines = f"""
+        source {script}
+        COMP_WORDS=(leadline {words}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
+        _tyro_leadline leadline "${{COMP_WORDS[COMP_CWORD]}}" "${{COMP_WORDS[COMP_CWORD - 1]}}"
+        echo "${{COMPREPLY[@]}}"
+    """
+    assert subprocess.run(["bash", "-c", lines], capture_output=True, text=True).stdout.strip() == completed
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells(shell: str) -> None:
+    said = command("completion", shell)
+    assert said.returncode == 0
+    assert "gradient-definition" in said.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("train", "--contxt", "16"), "--contxt is not an option of leadline train. Did you mean --context"),
-        (("study", "gfa", "--blok", "3"), "--blok is not an option of leadline study. Did you mean --blocks"),
+        (("study", "gfa", "--blok", "3"), "--blok is not an option of leadline study gfa. Did you mean --blocks"),
         (("train", "prenorm", "--compile", "true"), "--compile takes no value, and 'true' is given; --compile is on"),
         (("train", "prenorm", "--compile=yes"), "--compile takes no value, and 'yes' is given"),
         (("train", "prenorm", "--no-compile", "1"), "--no-compile is off"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from leadline.cli import study
 from leadline.cli.main import main
 from leadline.cli.options import parse
 from leadline.cli.train import Arguments, Pace, Progress, plan_lines, progress
@@ -150,6 +151,14 @@ def test_a_folder_repeats_its_run(data: Path, tmp_path: Path) -> None:
     assert main(["train", "--config", str(tmp_path / "run"), "--out", str(tmp_path / "again")]) == 0
     first, again = (json.loads((tmp_path / name / "run.json").read_text())["config"] for name in ("run", "again"))
     assert again == first
+
+
+def test_studies_take_a_file_too(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text('seeds = "2"\nblocks = 3\n[early_exit]\nlayer_dropout = 0.5\n')
+    words = ["gfa", "--config", str(tmp_path / "x.toml"), "--blocks", "4"]
+    config = parse(study.Arguments, words, "leadline study").study
+    assert (config.seeds, config.model.blocks, config.early_exit.layer_dropout) == ("2", 4, 0.5)
+    assert config.early_exit.exit_loss == 1.0, "the study's own default, not a run's"
 
 
 @pytest.mark.parametrize(

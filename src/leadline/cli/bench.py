@@ -33,7 +33,7 @@ class Models:
     """
 
     designs: Designs = ()
-    """Names or expressions, see `leadline designs`; without any, one of each family. PreNorm always takes part."""
+    """Names or expressions (`leadline designs`); one of each family unless given, and always PreNorm."""
 
     shape: Literal["a", "b"] = "a"
     """a: 12 blocks, D=512, T=256, B=4. b: 24 blocks, D=128, T=128, B=16."""
@@ -54,8 +54,7 @@ class Models:
     """Sequences."""
 
     backend: Backends = ()
-    """What runs depth operators; repeat it for several. Unless given: lean and compiled, on a GPU lean and triton,
-    where they can run."""
+    """Backends to compare, by repeating it; lean and compiled unless given, on a GPU lean and triton."""
 
     two_phase: bool = False
     """Time Attention Residuals in two phases too, beside one phase."""
@@ -107,8 +106,7 @@ class Ops:
     """Sources or streams."""
 
     backend: Backends = ()
-    """What to measure beside the reference; repeat it for several. Unless given: lean and compiled, on a GPU lean and
-    triton, where they can run."""
+    """Backends beside the reference, by repeating it; lean and compiled, on a GPU lean and triton."""
 
     peers: bool = True
     """Other people's implementations too, where they are installed."""
@@ -148,7 +146,7 @@ class Decode:
     """
 
     designs: Designs = ()
-    """Names or expressions, see `leadline designs`; without any, one of each family. PreNorm always takes part."""
+    """Names or expressions (`leadline designs`); one of each family unless given, and always PreNorm."""
 
     blocks: int = 12
     """Transformer blocks."""

@@ -42,15 +42,15 @@ class Prepare:
     field: str = "text"
     """The JSONL field or parquet column that holds the text."""
     separator: str | None = None
-    r"""What stands between the documents of a text file (\n, \r, \t as in Python). Without it a file is one."""
+    r"""Between the documents of a text file (\n, \r, \t as in Python); without it a file is one."""
     separator_token: str | None = None
     """The token of a tokenizer.json that ends a document; by default the usual names are tried."""
     max_record_bytes: str = "64M"
-    """The longest JSONL line or parquet value that is read; a longer one is an error. Memory is a few times as much."""
+    """The longest JSONL line or parquet value that is read; memory is a few times as much."""
     heldout: float = 0.02
     """The share of documents to hold out, chosen by a hash."""
     heldout_bytes: str = "64k"
-    """Hold out at least so many bytes of text, in whole documents, or a tenth of the text where that is less."""
+    """Hold out at least so many bytes, in whole documents, or a tenth where that is less."""
     heldout_last: int | None = None
     """Hold out the last so many documents instead."""
     limit_tokens: str | None = None

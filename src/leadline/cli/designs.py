@@ -38,7 +38,7 @@ class Arguments:
     """Another depth than the preset's."""
 
     dim: int | None = None
-    """Another width than the preset's; the MLP follows, and heads stay as wide as they are where that fits."""
+    """Another width than the preset's; the MLP follows, and heads keep their width where that fits."""
 
     heads: int | None = None
     """Another number of attention heads than the preset's; they share the width."""

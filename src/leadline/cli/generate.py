@@ -55,10 +55,10 @@ class Arguments:
     """The same seed gives the same text on the same kind of device."""
 
     exit_block: int | None = None
-    """Leave the stack early: how many blocks, from the first, run before the exit. Of 24, 8 means blocks 0 to 7."""
+    """Leave the stack early: how many blocks run before the exit; 8 means blocks 0 to 7."""
 
     exit_confidence: float | None = None
-    """Leave only where the exit's most likely token has at least this probability, such as 0.9; go on elsewhere."""
+    """Leave only where the exit's most likely token has at least this probability, such as 0.9."""
 
     draft: int | None = None
     """Guess so many tokens at the exit; the whole model checks them in one pass, and the text is its own."""
@@ -67,10 +67,10 @@ class Arguments:
     """Where to run: auto (a CUDA GPU where there is one), cpu, cuda, cuda:1, mps."""
 
     backend: Literal["auto", "reference", "lean", "compiled", "triton"] = "auto"
-    """Of the operators along depth. On a CPU auto is lean; compiled is faster and takes some seconds to start."""
+    """Of the depth operators; on a CPU auto is lean, and compiled is faster after some seconds."""
 
     two_phase: bool = False
-    """Attention Residuals in two phases: finished sources are read once for several sublayers. Equal to rounding."""
+    """Attention Residuals in two phases: finished sources are read once for several sublayers."""
 
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Also write prompt, text, tokens and speed to this file."""

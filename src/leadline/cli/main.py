@@ -32,6 +32,7 @@ VERBS = {
     "bench": "measure speed and memory, side by side in one run",
     "data": "prepare text for training",
     "env": "what is installed here, for bug reports",
+    "completion": "print a script with which a shell completes all this",
 }
 PLACES = ("--out", "--json")
 """Options that name where something is written. Empty, as from a variable that isn't set, they would be `.`."""

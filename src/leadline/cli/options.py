@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import itertools
 import json
 import os
+import shutil
 import sys
 import tomllib
 import types
@@ -30,6 +32,8 @@ SWITCHED = ("true", "false", "yes", "no", "on", "off", "1", "0")
 """What people write behind an option that takes no value."""
 
 
+ONE_COLUMN = 129
+"""Characters, the most at which the parser's help has one column."""
 RENAMED = {"recompute": "activation-checkpointing", "accumulation": "grad-accumulation"}
 """Spellings that work for one more version."""
 
@@ -48,20 +52,23 @@ def parse(arguments: type, words: Sequence[str], prog: str) -> Any:
     """
     import tyro
 
+    for name, field, kind in _subcommands(arguments):
+        if [name] == list(words[:1]):
+            return arguments(**{field: parse(kind, words[1:], f"{prog} {name}")})
     words = [word for pair in itertools.pairwise([*words, ""]) if (word := _renamed(*pair)) is not None]
     check(words, dict(_options(arguments)), prog)
     words, file = _config_file(arguments, words)
-    for each in _dataclasses(arguments):
-        _without_none(each)
+    for each in each_dataclass(arguments):
+        without_none(each)
     plain = _plain() if os.environ.get("NO_COLOR") else contextlib.nullcontext()
-    with plain, unchecked():
+    with plain, _one_column(), unchecked():
         default = {} if file is None else {"default": from_file(arguments, file)}
         try:
             found = tyro.cli(
                 arguments,
                 args=words,
                 prog=prog,
-                description=arguments.__doc__,
+                description=_description(arguments),
                 registry=_counts(),
                 config=(tyro.conf.OmitArgPrefixes,),
                 **default,
@@ -235,36 +242,52 @@ def _parts(hint: Any) -> Iterator[Any]:
         yield hint
 
 
-def _dataclasses(arguments: type) -> Iterator[type]:
+def each_dataclass(arguments: type) -> Iterator[type]:
+    """The class, and those of its sections and of the verbs below it."""
     yield arguments
     for hint in typing.get_type_hints(arguments).values():
         for part in _parts(hint):
             if dataclasses.is_dataclass(part) and isinstance(part, type):
-                yield from _dataclasses(part)
+                yield from each_dataclass(part)
+
+
+def _subcommands(arguments: type) -> Iterator[tuple[str, str, type]]:
+    """The words that a verb such as `study` takes first: each with the field that it fills, and that field's type."""
+    import tyro
+
+    named = type(tyro.conf.subcommand(""))
+    for field, hint in typing.get_type_hints(arguments, include_extras=True).items():
+        inside = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+        for part in typing.get_args(inside):
+            for mark in getattr(part, "__metadata__", ()):
+                if isinstance(mark, named):
+                    yield str(mark.name), field, typing.get_args(part)[0]
 
 
 def _options(arguments: type) -> Iterator[tuple[str, Any]]:
     if issubclass(arguments, Checked):
         yield "config", Path
-    for each in _dataclasses(arguments):
+    for each in each_dataclass(arguments):
         for name, hint in typing.get_type_hints(each).items():
             (first, *_) = (part for part in _parts(hint) if part is not type(None))
             yield name.replace("_", "-"), first
 
 
-def _without_none(arguments: type) -> None:
-    """An option that is None unless given shows neither that default nor None among its values."""
+def without_none(arguments: type) -> None:
+    """An option that is None, or off, unless given shows neither that default nor None among its values."""
     import tyro
 
     hints = typing.get_type_hints(arguments, include_extras=True)
     for field in dataclasses.fields(arguments):
         hint = hints[field.name]
         kinds = [part for part in _parts(hint) if part is not type(None)]
-        if len(kinds) == len(list(_parts(hint))):
+        shown: dict[str, Any] = {"help_behavior_hint": ""}
+        if len(kinds) < len(list(_parts(hint))):
+            shown["metavar"] = _metavar(kinds)
+            if field.default is not None:  # here None is a value of its own
+                shown = {"metavar": f"{shown['metavar']}|None"}
+        elif kinds != [bool] or field.default is not False:
             continue
-        shown: dict[str, Any] = {"help_behavior_hint": "", "metavar": _metavar(kinds)}
-        if field.default is not None:  # here None is a value of its own
-            shown = {"metavar": f"{shown['metavar']}|None"}
         inside = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
         configured = type(tyro.conf.arg())
         own: list[Any] = [each for each in inside[1:] if isinstance(each, configured)]
@@ -279,6 +302,26 @@ def _metavar(kinds: Sequence[Any]) -> str | None:
     if typing.get_origin(kinds[0]) is typing.Literal:
         return "{" + ",".join(map(str, typing.get_args(kinds[0]))) + "}"
     return METAVARS.get(kinds[0])
+
+
+def _description(arguments: type) -> str:
+    text = inspect.cleandoc(arguments.__doc__ or "")
+    if issubclass(arguments, Checked):
+        text += "\n\nOptions can stand in a file: --config FILE (TOML or JSON), or another run's folder."
+    return text
+
+
+@contextlib.contextmanager
+def _one_column() -> Iterator[None]:
+    """The parser puts its help into two columns on wide terminals, where hardly an option fits on one line."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(min(shutil.get_terminal_size().columns, ONE_COLUMN))
+    try:
+        yield
+    finally:
+        os.environ.pop("COLUMNS")
+        if before is not None:
+            os.environ["COLUMNS"] = before
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ class Arguments(ProbeConfig):
     costs, and what the connection shows of itself: depth weights, gates, streams.
 
     Example: leadline probe runs/prenorm runs/mgr --data sotu --out probe
+
     Example: leadline probe SmolLM2-135M --data sotu --parts activations,ablation --tokens 8k --out probe
     """
 

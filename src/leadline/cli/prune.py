@@ -30,6 +30,7 @@ class Arguments(PruneOptions):
     """Remove the blocks of lowest importance from a model, save what is left, and check it against the original.
 
     Example: leadline prune runs/prenorm --criterion cfp --ratio 0.25 --data sotu --out smaller
+
     Example: leadline prune runs/seed0 runs/seed1 runs/seed2 --sweep 0.1,0.2,0.3,0.5 --data sotu --out sweep
     """
 
@@ -44,18 +45,16 @@ class Arguments(PruneOptions):
     """Score, choose and evaluate with the chosen blocks skipped; write nothing."""
 
     sweep: str | None = None
-    """Ratios at which to compare all criteria, instead of pruning: 0.1,0.2,0.3,0.5. Writes results.json, report.html.
-    Rerun the same command to resume."""
+    """Ratios at which to compare all criteria, instead of pruning: 0.1,0.2,0.3,0.5 (docs/pruning.md)."""
 
     criteria: str | None = None
     """With --sweep: which criteria; all that fit unless given."""
 
     seeds: str | None = None
-    """With --sweep and one model: how many calibration texts (3 means 0, 1, 2), or which; 3 unless given. Several
-    models are seeds themselves."""
+    """With --sweep and one model: how many calibration texts (3 means 0, 1, 2), or which; 3 unless given."""
 
     task: Path | None = None
-    """With --sweep: questions to answer at every ratio, JSON lines with question, choices and answer (from 0)."""
+    """With --sweep: questions to answer, JSON lines with question, choices and answer (from 0)."""
 
     out: Path | None = None
     """Where the result goes: a new or empty folder."""

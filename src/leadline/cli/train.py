@@ -31,12 +31,10 @@ class Arguments(RunConfig):
 
     Example: leadline train "mgr(streams=8)" --data sotu --preset tiny --tokens 1.2M --out runs/mgr8
 
-    Options can stand in a file (--config FILE, TOML or JSON), also another run's: --config runs/mgr8.
-
     Where the gradient goes in depth, and what changes it (docs/gradient-fan-in.md):
-    leadline train prenorm --optimizer sgd --equalise --out runs/equal
-    leadline train prenorm --repeat 4x2 --gradient-every 50 --out runs/repeat
-    leadline train prenorm --layer-dropout 0.2 --exit-loss 0.5 --out runs/layerskip
+      leadline train prenorm --optimizer sgd --equalise --out runs/equal
+      leadline train prenorm --repeat 4x2 --gradient-every 50 --out runs/repeat
+      leadline train prenorm --layer-dropout 0.2 --exit-loss 0.5 --out runs/layerskip
 
     A run that has ended, made longer: leadline train mgr --out runs/mgr --extend 2M
     """
@@ -45,12 +43,10 @@ class Arguments(RunConfig):
     """Where everything goes: records, checkpoints, the summary."""
 
     resume: Literal["newest", "previous", "never"] = "newest"
-    """Where a run that is in --out resumes: at its newest checkpoint, at the one before it (where the newest is
-    damaged), or not at all."""
+    """A run in --out resumes at its newest checkpoint, the one before it (if damaged), or not at all."""
 
     extend: Positive | None = None
-    """Tokens to train on beyond the end of the run in --out, with its own options: wsd resumes before its decay, cosine
-    begins a new course. What had ended stays in --out/ended-STEPS."""
+    """Tokens to train on beyond the end of the run in --out, with its own options (docs/training.md)."""
 
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Also write the summary to this file."""

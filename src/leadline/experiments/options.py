@@ -49,8 +49,7 @@ class ExperimentConfig(Sections):
     """On a machine with several GPUs: which to use, one run at a time on each, such as 0,1,3, or all."""
 
     rerun: bool = False
-    """Train runs that failed, or whose files are damaged, from the start. Without it failed runs resume, and damaged
-    ones stay as they are."""
+    """Train failed runs, and those whose files are damaged, from the start; else failed ones resume."""
 
     @property
     def seed_numbers(self) -> tuple[int, ...]:

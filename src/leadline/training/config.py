@@ -201,8 +201,7 @@ class Interventions(Checked):
     """What changes gradients and depth (docs/gradient-fan-in.md)."""
 
     equalise: bool = False
-    """Rescale the gradients of all blocks to the same L2 norm in each step, before clipping. AdamW nearly undoes it;
-    sgd does not."""
+    """Rescale the gradients of all blocks to one L2 norm in each step (AdamW nearly undoes it, sgd does not)."""
 
     equalise_updates: bool = False
     """Rescale the updates of all blocks to the same L2 norm in each step, weight decay apart."""
@@ -228,15 +227,13 @@ class EarlyExitTraining(Checked):
     """What the losses at early exits weigh together, beside the final loss's 1; 0 has no exits."""
 
     exit_curriculum: Literal["rotational", "gradual", "all"] | None = None
-    """Which exits a step has: one in --exit-every in turn, which is rotational and what it is unless given; from the
-    last to the first over half the run; or all."""
+    """Exits of a step: one in --exit-every in turn (unless given), last to first over half the run, all."""
 
     exit_every: Positive | None = None
     """Of the rotational curriculum; a quarter of the blocks unless given."""
 
     exit_weights: Literal["even", "depth"] | None = None
-    """How a step's exits share --exit-loss: evenly, unless given, or the more the deeper they are: an exit after block
-    m (from 1) weighs in proportion to m (m + 1) / 2."""
+    """How a step's exits share --exit-loss: evenly (unless given), or in proportion to m(m+1)/2 at block m."""
 
     def check(self) -> None:
         """See `Checked`."""
@@ -260,11 +257,10 @@ class Logging(Checked):
     """Evaluations and records."""
 
     evaluate_every: Positive | None = None
-    """Steps between evaluations on held-out text; ten in a run unless given. There is one at the end anyway."""
+    """Steps between evaluations on held-out text; ten in a run unless given, and one at the end."""
 
     evaluate_tokens: Positive | None = None
-    """Held-out tokens that one evaluation reads at most. Unless given 65,536, or as many as cost a fifth of the FLOPs
-    of the steps between two evaluations, if that is fewer."""
+    """Held-out tokens of one evaluation; 65,536 unless given, or what costs a fifth of the steps in between."""
 
     record_every: NotNegative = 50
     """Steps between depth records; 0 keeps none."""
@@ -279,7 +275,7 @@ class Logging(Checked):
     """Steps between records of the gradients' effective rank and diversity, which cost time; 0 keeps none."""
 
     log_to: str | None = None
-    """Where records go beside the folder's own: tensorboard, wandb, trackio, or several with commas between."""
+    """Trackers beside the folder's own records: tensorboard, wandb, trackio; several with commas."""
 
     def check(self) -> None:
         """See `Checked`."""
@@ -296,7 +292,7 @@ class Checkpoints(Checked):
     """Checkpoints."""
 
     checkpoint_every: Positive | None = None
-    """Steps between checkpoints; unless given, one every ten minutes. At the end and at Ctrl-C there is one anyway."""
+    """Steps between checkpoints; ten minutes unless given, and one at the end and at Ctrl-C."""
 
     keep: Positive = 2
     """How many checkpoints stay."""
@@ -313,8 +309,7 @@ class Runtime(Checked):
     """bfloat16 is autocast; parameters stay float32."""
 
     backend: Backend = "auto"
-    """Of the depth operators. On a CPU auto is lean; compiled is faster and takes half a minute to start. Another
-    backend gives numbers that differ in rounding."""
+    """Of the depth operators; on a CPU auto is lean, and compiled is faster after half a minute."""
 
     compile: bool = False
     """Run the model through torch.compile, as a whole."""
@@ -323,14 +318,13 @@ class Runtime(Checked):
     """Compile block by block, once for each kind of block: it starts sooner where many blocks are alike."""
 
     loss_chunk: Positive | None = None
-    """Chunked cross-entropy: tokens whose logits exist at once; less memory with a large vocabulary. Large batches are
-    cut anyway."""
+    """Chunked cross-entropy: tokens whose logits exist at once; large batches are cut anyway."""
 
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, more time."""
 
     two_phase: bool = False
-    """Attention Residuals in two phases: finished sources are read once for several sublayers. Equal to rounding."""
+    """Attention Residuals in two phases: finished sources are read once for several sublayers."""
 
     def check(self) -> None:
         """See `Checked`."""

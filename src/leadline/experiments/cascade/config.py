@@ -30,18 +30,16 @@ class CascadeConfig(ExperimentConfig):
     out: Path = Path("runs/cascade")
 
     designs: str | None = None
-    """Designs to compare, separated by commas; each taper's control joins. Unless given: cascade-a2, -f1, -f2, -af,
-    -reverse and -middle."""
+    """Designs with commas, each with its control; cascade-a2, -f1, -f2, -af, -reverse, -middle unless given."""
 
     deeper: str | None = None
-    """Those of the designs that also take part with more layers, until they cost the same at about the baseline's
-    tokens, or none; cascade-a2 with the default designs, unless --by makes all deeper."""
+    """Which of them also take part with more layers at equal cost, or none; cascade-a2 unless given."""
 
     baseline: str = "prenorm"
     """The uniform design; with another connection here, put it into the designs too: "mgr + cascade-a2"."""
 
     by: By = "tokens"
-    """What makes costs equal: tokens, blocks, or the MLP's width; +tokens takes what is left over up in tokens."""
+    """What makes costs equal: tokens, blocks or the MLP's width; +tokens takes up what is left over."""
 
     speed_rounds: Positive = 51
     """Rounds in which all models generate, after the warm-up."""

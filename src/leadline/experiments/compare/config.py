@@ -39,11 +39,10 @@ class CompareConfig(ExperimentConfig):
     """Training FLOPs of every run, such as 3e14, instead of tokens: costly designs get fewer tokens."""
 
     sweep_lr: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[RATES]")] = None
-    """First find each design's learning rate, on another seed: 2e-3,4e-3,8e-3, or nothing for half, one and two times
-    Leadline's own."""
+    """First find each design's rate on another seed: 2e-3,4e-3,8e-3, or by itself half, one and two times."""
 
     measure_tokens: Positive = 8_192
     """Held-out tokens for the pictures along depth; removing blocks uses half of them."""
 
     speed_rounds: NotNegative = 6
-    """Rounds after the runs in which all designs take turns at a step, to compare their speed; 0 measures none."""
+    """Rounds after the runs in which all designs take turns at a step, to compare speed; 0 measures none."""

