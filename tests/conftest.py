@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from compiled import backend_fixture
 from hypothesis import settings
+
+__all__ = ["backend_fixture"]
 
 settings.register_profile("search", deadline=None)
 settings.register_profile("leadline", derandomize=True, deadline=None)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from compiled import each_backend
 from torch import Tensor, nn
 
 from leadline import norms
 from leadline.connections import AttentionResiduals, Connection, HyperConnections, ManifoldHyperConnections, MultiGate
 from leadline.models import Decoder, DecoderConfig, KVCache
-from leadline.ops import use_backend
-from leadline.ops.choice import why_not
+from leadline.ops import Backend, use_backend
 
 MakeConfig = Callable[..., DecoderConfig]
 Lively = Callable[..., Decoder]
@@ -24,8 +24,6 @@ CONNECTIONS: list[Connection] = [
     ManifoldHyperConnections(streams=2, mixing="birkhoff"),
 ]
 each_connection = pytest.mark.parametrize("connection_at_hand", CONNECTIONS, ids=lambda c: c.kind)
-reason = why_not("compiled", "cpu")
-needs_compiler = pytest.mark.skipif(reason is not None, reason=str(reason))
 
 
 def outcome(model: Decoder, tokens: Tensor) -> dict[str, Tensor]:
@@ -38,18 +36,17 @@ def outcome(model: Decoder, tokens: Tensor) -> dict[str, Tensor]:
     }
 
 
-@needs_compiler
-@each_connection
 @pytest.mark.parametrize("norm_scale", [1.0, 0.5])
+@each_backend("traced", cases=CONNECTIONS, compiled=CONNECTIONS[3:])
 def test_a_compiled_model_equals_the_reference(
-    make_config: MakeConfig, lively: Lively, tokens: Tensor, connection_at_hand: Connection, norm_scale: float
+    make_config: MakeConfig, lively: Lively, tokens: Tensor, backend: Backend, case: Connection, norm_scale: float
 ) -> None:
     """Loss, all gradients and cached generation; the last gradient comes in expanded, as the readout gives it."""
     layer = {"norm_scale": norm_scale}
-    model = lively(make_config(connection=connection_at_hand, layer=layer, tied=False, norm=norms.RMSNorm(eps=0.01)))
+    model = lively(make_config(connection=case, layer=layer, tied=False, norm=norms.RMSNorm(eps=0.01)))
     with use_backend("reference"):
         truth = outcome(model, tokens)
-    with use_backend("compiled"):
+    with use_backend(backend):
         found = outcome(model, tokens)
         with torch.inference_mode():
             cache = KVCache()

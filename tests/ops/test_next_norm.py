@@ -7,18 +7,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from compiled import each_backend, needs_compiler
 from torch import Tensor
 
 from leadline.ops import Backend, multi_gate_step
-from leadline.ops.choice import why_not
 from leadline.ops.depth_attention import read_sources
 from leadline.ops.next_norm import NextNorm, normed
 from leadline.ops.stream_mixing import hyper_read, manifold_read, write_streams
 
 EPS, NORM_EPS = 1e-6, 0.03
-reason = why_not("compiled", "cpu")
-compiled = pytest.param("compiled", marks=pytest.mark.skipif(reason is not None, reason=str(reason)))
-each_backend = pytest.mark.parametrize("backend", ["reference", "lean", compiled])
+NAMES = ("reference", "lean", "traced")
 
 Read = Callable[[Backend, NextNorm | None, list[Tensor]], tuple[Tensor | None, ...]]
 """What comes out, the read first; with a norm it is normed."""
@@ -49,9 +47,8 @@ def hold(read: Read, backend: Backend, inputs: list[Tensor], used: slice = slice
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
-@each_backend
-@pytest.mark.parametrize("count", [1, 3, 11])
-def test_depth_attention(backend: Backend, count: int) -> None:
+@each_backend(*NAMES, cases=[1, 3, 11], compiled=[3])
+def test_depth_attention(backend: Backend, case: int) -> None:
     """One source, one group of them, and several, with a later use of the sources handed on."""
 
     def read(backend: Backend, norm: NextNorm | None, inputs: list[Tensor]) -> tuple[Tensor, ...]:
@@ -59,15 +56,18 @@ def test_depth_attention(backend: Backend, count: int) -> None:
         mix, handed = read_sources(sources, query, gain, EPS, norm=norm, backend=backend)
         return mix, handed[0].tanh()
 
-    inputs = [numbers(6, seed=1), numbers(6, seed=2), *(numbers(2, 5, 6, seed=3 + i) for i in range(count))]
+    inputs = [numbers(6, seed=1), numbers(6, seed=2), *(numbers(2, 5, 6, seed=3 + i) for i in range(case))]
     hold(read, backend, inputs)
     hold(read, backend, inputs, slice(1, None))
 
 
-@each_backend
-@pytest.mark.parametrize("kind", ["competitive", "independent"])
-@pytest.mark.parametrize("streams", [1, 3])
-def test_multi_gate(backend: Backend, kind: str, streams: int) -> None:
+GATES = [(kind, streams) for kind in ("competitive", "independent") for streams in (1, 3)]
+
+
+@each_backend(*NAMES, cases=GATES, compiled=[("competitive", 3)])
+def test_multi_gate(backend: Backend, case: tuple[str, int]) -> None:
+    kind, streams = case
+
     def step(backend: Backend, norm: NextNorm | None, inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
         x, pool, query, bias, *pending = inputs
         gate = (query, bias) if pending else None
@@ -90,9 +90,9 @@ def test_multi_gate(backend: Backend, kind: str, streams: int) -> None:
     hold(step, backend, inputs, slice(1, None))
 
 
-@each_backend
-@pytest.mark.parametrize("kind", ["hyper", "sinkhorn", "birkhoff"])
-def test_streams(backend: Backend, kind: str) -> None:
+@each_backend(*NAMES, cases=["hyper", "sinkhorn", "birkhoff"], compiled=["hyper", "birkhoff"])
+def test_streams(backend: Backend, case: str) -> None:
+    kind = case
     n, dim, tokens = 3, 7, 5
     rows = 2 * n + {"hyper": 0, "sinkhorn": n * n, "birkhoff": math.factorial(n)}[kind]
 
@@ -114,7 +114,7 @@ def test_streams(backend: Backend, kind: str) -> None:
     hold(read, backend, inputs, slice(0, 1))
 
 
-@pytest.mark.skipif(reason is not None, reason=str(reason))
+@needs_compiler
 def test_bfloat16_is_as_near_the_truth_as_the_norm_on_its_own() -> None:
     sources = [numbers(64, 32, seed=i, dtype=torch.bfloat16) for i in range(11)]
     query, gain, norm_gain = (numbers(32, seed=9 - i, dtype=torch.float32) for i in range(3))
@@ -131,11 +131,14 @@ def test_bfloat16_is_as_near_the_truth_as_the_norm_on_its_own() -> None:
         assert (b.double() - t).norm() <= 1.5 * (a.double() - t).norm() + 1e-6 * t.norm()
 
 
-@pytest.mark.skipif(reason is not None, reason=str(reason))
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+DTYPES = [torch.float64, torch.bfloat16]
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_few_tokens_without_gradients(dtype: torch.dtype, mode: Callable[[], torch.no_grad]) -> None:
+@each_backend("traced", cases=DTYPES, compiled=[torch.bfloat16])
+def test_few_tokens_without_gradients(backend: Backend, case: torch.dtype, mode: Callable[[], torch.no_grad]) -> None:
     """The short bodies of generation, for any number of sources and with parts missing."""
+    dtype = case
     rtol = 1e-9 if dtype == torch.float64 else 0.05
     norm = NextNorm(numbers(16, seed=77, dtype=dtype).detach(), NORM_EPS)
     query, gain = numbers(16, seed=1), numbers(16, seed=2)
@@ -146,16 +149,16 @@ def test_few_tokens_without_gradients(dtype: torch.dtype, mode: Callable[[], tor
             sources = [numbers(2, 1, 16, seed=3 + i, dtype=dtype).detach() for i in range(count)]
             for with_norm in (norm, None):
                 a, b = (
-                    read_sources(sources, query, gain, EPS, norm=with_norm, backend=backend)[0]
-                    for backend in ("compiled", "reference")
+                    read_sources(sources, query, gain, EPS, norm=with_norm, backend=each)[0]
+                    for each in (backend, "reference")
                 )
                 torch.testing.assert_close(a, b, rtol=rtol, atol=rtol)
         for kind in ("competitive", "independent"):
             for pending in ((output, beta), None):
                 for gate in ((gain, query[:1]), None):
                     a_step, b_step = (
-                        multi_gate_step(streams, pending, query, gate, kind=kind, eps=EPS, norm=norm, backend=backend)
-                        for backend in ("compiled", "reference")
+                        multi_gate_step(streams, pending, query, gate, kind=kind, eps=EPS, norm=norm, backend=each)
+                        for each in (backend, "reference")
                     )
                     for a_part, b_part in zip(a_step, b_step, strict=True):
                         if b_part is None:

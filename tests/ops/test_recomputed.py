@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from compiled import each_backend
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from leadline.bench.cases import CASES, Inputs, Maker, Sizes
 from leadline.ops import Backend
-from leadline.ops.choice import why_not
-
-reason = why_not("compiled", "cpu")
-compiled = pytest.param("compiled", marks=pytest.mark.skipif(reason is not None, reason=str(reason)))
 
 
 def gradients(inputs: Inputs, outputs: list[Tensor]) -> list[Tensor]:
@@ -21,15 +17,14 @@ def gradients(inputs: Inputs, outputs: list[Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad(found, list(inputs.leaves().values()), upstream, materialize_grads=True))
 
 
-@pytest.mark.parametrize("backend", ["lean", compiled])
-@pytest.mark.parametrize("name", CASES)
-def test_gradients_of_a_recomputed_operator(name: str, backend: Backend) -> None:
-    case = CASES[name]
-    inputs = case.make(Maker(Sizes(tokens=5, dim=6, count=4), torch.float64, torch.device("cpu")))
-    truth = gradients(inputs, list(case.work(inputs, backend)))
+@each_backend("lean", "traced", cases=CASES, compiled=["multi-gate step"])
+def test_gradients_of_a_recomputed_operator(backend: Backend, case: str) -> None:
+    work = CASES[case].work
+    inputs = CASES[case].make(Maker(Sizes(tokens=5, dim=6, count=4), torch.float64, torch.device("cpu")))
+    truth = gradients(inputs, list(work(inputs, backend)))
 
     def block(*tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(case.work(inputs, backend))
+        return tuple(work(inputs, backend))
 
     found = gradients(inputs, list(checkpoint(block, *inputs.tensors.values(), use_reentrant=False)))
     for a, b in zip(found, truth, strict=True):

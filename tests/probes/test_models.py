@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from compiled import trace_bodies
 
 from leadline.designs import PRESETS, resolve
 from leadline.models import Decoder
 from leadline.ops import use_backend
-from leadline.ops.choice import why_not
 from leadline.probes import measure, record
 
 DESIGNS = (
@@ -120,10 +120,10 @@ def test_recording_a_training_step_changes_nothing(rows: Any) -> None:
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.skipif(why_not("compiled", "cpu") is not None, reason="there is no C++ compiler")
-def test_a_read_that_takes_the_norm_over_is_seen_and_stays_as_it_is(rows: Any) -> None:
+def test_a_read_that_takes_the_norm_over_is_seen_and_stays_as_it_is(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients to the bit, with a record and without; and the record is the one of the reference's plain reads."""
     model = build("mgr-competitive").train()
+    trace_bodies(monkeypatch)
 
     def gradients() -> list[torch.Tensor]:
         model.zero_grad()

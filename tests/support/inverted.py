@@ -93,6 +93,8 @@ def compare(way: Way, invert: MultiGate, tolerance: float = 1e-9, **options: Any
         eps=invert.eps,
         state_dtype=invert.state_dtype,
     )
+    gc.collect()
+    gc.freeze()  # so that collecting looks at what is made from here on
     results = []
     for connection in (store, invert):
         torch.manual_seed(5)
