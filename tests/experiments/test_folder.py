@@ -40,6 +40,19 @@ def test_the_same_experiment_resumes_and_another_is_an_error(tmp_path: Path) -> 
             pass
 
 
+def test_options_that_came_later_had_their_default(tmp_path: Path) -> None:
+    with working(tmp_path):
+        pass
+    path = tmp_path / "experiment.json"
+    content = json.loads(path.read_text())
+    del content["config"]["schedule"]["extended"], content["config"]["runtime"]["two_phase"]
+    path.write_text(json.dumps(content))
+    with working(tmp_path):
+        pass
+    with pytest.raises(UsageError, match="two phase is False there and True here"), working(tmp_path, two_phase=True):
+        pass
+
+
 def test_what_is_no_experiment_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds something that is not an experiment"), working(tmp_path):

@@ -64,7 +64,9 @@ def check_same(out: Path, content: Mapping[str, Any], config: type = ExperimentC
             raise UsageError(f"--out {out} holds something that is not an experiment; name a new or empty folder")
         return
     old: Mapping[str, Any] = {**read_json(path, ConfigFile, advice="give another --out")}
-    there, here = ({**side, "config": {}, **flat(config, side["config"])} for side in (old, content))
+    # What an experiment of an earlier version doesn't name was not there yet, so it ran with the default.
+    default = {name: value for name, value in flat(config, to_dict(config())).items() if name not in BESIDE}
+    there, here = ({**side, "config": {}, **default, **flat(config, side["config"])} for side in (old, content))
     different = differing(there, here)
     if different:
         shown = "; ".join(different[:4]) + ("; …" if len(different) > 4 else "")
