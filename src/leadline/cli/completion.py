@@ -36,8 +36,8 @@ def run(arguments: Arguments) -> int:
             without_none(each)
         verbs.append(Annotated[parsed, tyro.conf.subcommand(verb, description=summary)])
     try:
-        tyro.cli(
-            Union[tuple(verbs)],  # type: ignore[arg-type]  # noqa: UP007 (made of a list)
+        tyro.cli(  # type: ignore[call-overload]
+            Union[tuple(verbs)],  # noqa: UP007 (made of a list)
             prog="leadline",
             args=["--tyro-print-completion", arguments.shell],
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),

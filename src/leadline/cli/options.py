@@ -55,6 +55,7 @@ def parse(arguments: type, words: Sequence[str], prog: str) -> Any:
     for name, field, kind in _subcommands(arguments):
         if [name] == list(words[:1]):
             return arguments(**{field: parse(kind, words[1:], f"{prog} {name}")})
+    words = [_without_section(word, arguments) for word in words]
     words = [word for pair in itertools.pairwise([*words, ""]) if (word := _renamed(*pair)) is not None]
     check(words, dict(_options(arguments)), prog)
     words, file = _config_file(arguments, words)
@@ -152,6 +153,14 @@ def _config_file(arguments: type, words: Sequence[str]) -> tuple[list[str], Path
     own = {"--config": out} if "--extend" in named and (out / "run.json").is_file() else {}
     file = (own | named).get("--config")
     return kept, None if file is None else Path(file)
+
+
+def _without_section(word: str, arguments: type) -> str:
+    """`--optimizer.lr` is `--lr`: no two sections have an option of the same name."""
+    section, dot, name = word.removeprefix("--").partition(".")
+    inside = {field.name.replace("_", "-") for field in dataclasses.fields(arguments)}
+    known = word.startswith("--") and dot and section.replace("_", "-") in inside
+    return f"--{name}" if known and section != "out" else word
 
 
 def _renamed(word: str, after: str) -> str | None:
@@ -255,7 +264,7 @@ def _subcommands(arguments: type) -> Iterator[tuple[str, str, type]]:
     """The words that a verb such as `study` takes first: each with the field that it fills, and that field's type."""
     import tyro
 
-    named = type(tyro.conf.subcommand(""))
+    named: Any = type(tyro.conf.subcommand(""))
     for field, hint in typing.get_type_hints(arguments, include_extras=True).items():
         inside = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
         for part in typing.get_args(inside):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -48,6 +49,9 @@ class Arguments(RunConfig):
     extend: Positive | None = None
     """Tokens to train on beyond the end of the run in --out, with its own options (docs/training.md)."""
 
+    nproc: Positive | None = None
+    """Start so many processes on this machine, which train together; torchrun does so on several."""
+
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Also write the summary to this file."""
 
@@ -55,10 +59,13 @@ class Arguments(RunConfig):
 def run(arguments: Arguments) -> int:
     """Trains; returns 0."""
     from leadline.config import to_dict
+    from leadline.distributed.world import ranks
     from leadline.files import write_json
     from leadline.training import train
 
     config = RunConfig(design=arguments.design, seed=arguments.seed, **arguments.sections())
+    if (arguments.nproc or 1) > 1 and ranks() == (0, 0, 1):
+        return _launched(arguments, config)
     with progress() as told:
         try:
             summary = train(
@@ -74,6 +81,8 @@ def run(arguments: Arguments) -> int:
         except KeyboardInterrupt:
             print(f"\nstopped; rerun the same command to resume what is saved in {arguments.out}", file=sys.stderr)
             raise
+    if ranks()[0] > 0:
+        return 0
     print(
         f"{config.design}: {summary.bits_per_byte:.4f} bits per byte held out, loss {summary.loss:.4f}, "
         f"{summary.tokens:,} tokens at {summary.tokens_per_second:,.0f} a second, "
@@ -84,6 +93,22 @@ def run(arguments: Arguments) -> int:
     if arguments.json is not None:
         write_json(arguments.json, to_dict(summary))
     return 0
+
+
+def _launched(arguments: Arguments, config: RunConfig) -> int:
+    """Trains in several processes; what does not work is said once, before any of them starts."""
+    from leadline.distributed import World, launch
+    from leadline.distributed.world import layout
+    from leadline.experiments.machine import cores
+    from leadline.repeating import repeating
+    from leadline.training.resolve import check_parallel, decide
+
+    size = arguments.nproc or 1
+    layout(config.parallel.replicate, config.parallel.shard, size)
+    if arguments.extend is None:
+        check_parallel(decide(config), World(size=size))
+    words = shlex.split(repeating(["train", config.design], arguments, without=("design", "nproc")))
+    return launch(words[1:], size, max(1, cores() // size))
 
 
 @contextlib.contextmanager
@@ -140,6 +165,7 @@ class Progress:
 
 def plan_lines(run: Run) -> list[str]:
     """What a run will do, before its first step: how long it is, what evaluations read, and whether it compiles."""
+    from leadline.distributed.world import layout, ranks
     from leadline.training.extending import extension
     from leadline.training.resolve import EVALUATE_TOKENS
 
@@ -154,6 +180,11 @@ def plan_lines(run: Run) -> list[str]:
     if read < min(EVALUATE_TOKENS, whole):
         evaluations += f" of {whole:,} (--evaluate-tokens sets how many)"
     lines = [*filter(None, [extension(run)]), length, evaluations]
+    size = ranks()[2]
+    if size > 1:
+        copies, parts = layout(run.config.parallel.replicate, run.config.parallel.shard, size)
+        each = run.batch_size // size
+        lines.append(f"{size} processes: replicate {copies} × shard {parts}, {each} of {run.batch_size} sequences each")
     if config.compile or config.compile_blocks or config.backend == "compiled":
         what = "the model" if config.compile or config.compile_blocks else "the depth operators"
         lines.append(f"compiling {what}: nothing more is said until the first step is done, which can take minutes")

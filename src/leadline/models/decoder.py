@@ -23,6 +23,7 @@ from leadline.models.cache import KVCache
 from leadline.models.config import DecoderConfig
 from leadline.models.initialise import initialise
 from leadline.models.layers import Device, Embedding, Linear, rotary_tables
+from leadline.sharded import gathered, whole_tensors
 
 
 class Decoder(nn.Module):
@@ -239,7 +240,8 @@ class Decoder(nn.Module):
         if self.folded:
             return
         for block in self._own_blocks():
-            block.refresh_statistics(self.config.context)
+            with gathered(block):
+                block.refresh_statistics(self.config.context)
 
     def _own_blocks(self) -> list[Block]:
         """The blocks that have parameters of their own: not those that repeat others."""
@@ -269,7 +271,7 @@ class Decoder(nn.Module):
                 "a model whose gains are folded is for inference and can't be saved; save it before folding"
             )
         self.refresh_statistics()
-        saving.write_model(Path(folder), self.config, self)
+        saving.write_model(Path(folder), self.config, whole_tensors(self.state_dict()))
 
     @classmethod
     def load(cls, folder: Path | str, *, device: Device = None, dtype: torch.dtype | None = None) -> Decoder:

@@ -29,6 +29,7 @@ from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_sum
 from leadline.models.saving import CONFIG, read_weights, write_model
 from leadline.reading import read_json
+from leadline.sharded import whole_tensors
 
 EXPANSION = 4
 """A block's output is so many times as wide as its 3×3 convolution."""
@@ -215,7 +216,7 @@ class ResNet(nn.Module):
         Raises:
             LeadlineError: the folder can't be written.
         """
-        write_model(Path(folder), self.config, self)
+        write_model(Path(folder), self.config, whole_tensors(self.state_dict()))
 
     @classmethod
     def load(cls, folder: Path | str) -> ResNet:

@@ -16,6 +16,7 @@ from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_sum, forget_sums, write_atomically, write_json
 from leadline.models.config import DecoderConfig
 from leadline.reading import read_json
+from leadline.sharded import laid_out
 
 if TYPE_CHECKING:
     from leadline.models.resnet import ResNetConfig
@@ -24,13 +25,12 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 
 
-def write_model(folder: Path, config: DecoderConfig | ResNetConfig, model: nn.Module) -> None:
-    """Writes the weights, then the configuration, each whole or not at all.
+def write_model(folder: Path, config: DecoderConfig | ResNetConfig, weights: dict[str, Tensor]) -> None:
+    """Writes the weights, from `whole_tensors`, then the configuration, each whole or not at all.
 
     Raises:
         LeadlineError: the folder can't be written.
     """
-    weights = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
     try:
         forget_sums(folder)
         write_tensors(folder / WEIGHTS, weights)
@@ -129,7 +129,7 @@ def _fill(path: Path, model: nn.Module, device: torch.device | str | None, keep_
             expected[name] = value.to(value.dtype if keep_dtype else expected[name].dtype, copy=True)
         else:
             # A model that has values keeps its parameters, because an optimiser holds them.
-            expected[name].copy_(value)
+            expected[name].copy_(laid_out(value, expected[name]))
         del value  # before the next is read
     if assigned:
         model.load_state_dict(expected, assign=True)

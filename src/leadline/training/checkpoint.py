@@ -13,12 +13,14 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from leadline.config import from_dict
+from leadline.distributed.world import ALONE, World
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_sum, sync_folder, write_json, write_sums
 from leadline.models import Decoder
 from leadline.models.resnet import ResNet
 from leadline.models.saving import read_tensors, read_weights, write_model, write_tensors
 from leadline.reading import read_json
+from leadline.sharded import whole_tensors
 from leadline.training.gradient_steps import NORMS, StepNorms
 from leadline.training.optimiser import load_optimiser, optimiser_tensors
 from leadline.training.records import Detail
@@ -68,6 +70,7 @@ def save_checkpoint(
     kept_step: int | None = None,
     gradient: dict[str, Any] | None = None,
     norms: StepNorms | None = None,
+    world: World = ALONE,
 ) -> Path:
     """Writes `checkpoints/step-…`, then removes all but the newest `keep`.
 
@@ -79,6 +82,7 @@ def save_checkpoint(
         kept_step: the checkpoint of this step stays, beside the newest `keep`.
         gradient: the gradient share up to this step, which `leadline.training.load_gradient` reads.
         norms: every step's gradient norms up to this one, which a resumed run adds to.
+        world: all processes call this at the same time, and the main one writes.
 
     Raises:
         LeadlineError: it can't be written; the checkpoints that were there stay.
@@ -87,15 +91,19 @@ def save_checkpoint(
     partial = folder.with_name(f".{folder.name}.partial")
     live = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
+        if isinstance(model, Decoder):
+            model.refresh_statistics()
+        weights = whole_tensors(model.state_dict(), keep=world.main)
+        moments = whole_tensors(optimiser_tensors(model, optimiser), keep=world.main)
+        if not world.main:
+            return folder
         for left in folder.parent.glob(".*.partial"):
             shutil.rmtree(left, ignore_errors=True)
         folder.parent.mkdir(exist_ok=True)  # and not the run's folder, which may have been removed
         partial.mkdir()
-        if isinstance(model, Decoder):
-            model.refresh_statistics()
-        write_model(partial, model.config, model)
+        write_model(partial, model.config, weights)
         kept = {f"{name}:{LIVE}": value for name, value in live.items()}
-        write_tensors(partial / OPTIMISER, {**optimiser_tensors(model, optimiser), **kept})
+        write_tensors(partial / OPTIMISER, {**moments, **kept})
         write_json(partial / STATE, state)
         if gradient is not None:
             write_json(partial / GRADIENT, gradient)
@@ -110,7 +118,8 @@ def save_checkpoint(
     except (OSError, SafetensorError) as error:
         raise LeadlineError(f"can't write the checkpoint {folder}: {error}") from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if world.main:
+            shutil.rmtree(partial, ignore_errors=True)
         _set_buffers(model, live)
     for old in checkpoints(out)[:-keep]:
         if step_of(old) != kept_step:

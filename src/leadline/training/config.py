@@ -35,7 +35,7 @@ MOST_REPEATS = 1000
 Size = Annotated[int, Range(1, LARGEST)]
 Rate = Annotated[float, Range(0, 1, below=True)]
 
-FREE = ("data", "checkpoint_every", "keep", "device", "log_to")
+FREE = ("data", "checkpoint_every", "keep", "device", "log_to", "replicate", "shard")
 """Options that may change when a run is resumed; of the data, its hash may not."""
 RENAMED = {"accumulation": "grad_accumulation", "recompute": "activation_checkpointing", "learning_rate": "lr"}
 """Fields of runs of earlier versions, whose configuration had no sections."""
@@ -340,6 +340,17 @@ class Runtime(Checked):
             )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parallel(Checked):
+    """Several processes (--nproc, or torchrun); without both options the model is sharded over all."""
+
+    replicate: Positive | None = None
+    """Copies of the model, each with its part of a batch (data parallel)."""
+
+    shard: Positive | None = None
+    """Processes over which a copy's parameters, gradients and optimiser are spread (FSDP2)."""
+
+
 T = TypeVar("T", bound="Sections")
 
 
@@ -356,6 +367,7 @@ class Sections(Checked):
     logging: Logging = Logging()
     checkpoints: Checkpoints = Checkpoints()
     runtime: Runtime = Runtime()
+    parallel: Parallel = Parallel()
 
     def check(self) -> None:
         """See `Checked`."""

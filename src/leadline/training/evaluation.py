@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leadline.data import Batch, Split, bits_per_byte, evaluation_batches
+from leadline.distributed.world import ALONE, World
 from leadline.models import Decoder
 from leadline.ops.cross_entropy import IGNORED
 
@@ -61,22 +62,27 @@ def evaluate(
     precision: str,
     on_batch: OnBatch | None = None,
     on_sequences: OnSequences | None = None,
+    world: World = ALONE,
 ) -> Evaluation:
     """The loss on at most `tokens` held-out tokens, spread over the split, the same ones every time.
 
     Args:
         on_batch: called after every batch, because there may be many.
         on_sequences: given every batch's losses by sequence, (batch,) nats a token.
+        world: the processes among which the batches are dealt out; all have the same result.
     """
 
     def losses(inputs: Tensor, targets: Tensor) -> list[Tensor]:
         logits = model(inputs)
-        if on_sequences is not None:
-            on_sequences(torch.stack([loss_of(*one) for one in zip(logits.split(1), targets.split(1), strict=True)]))
-        return [loss_of(logits, targets)]
+        sequences = zip(logits.split(1), targets.split(1), strict=True) if on_sequences is not None else ()
+        return [loss_of(logits, targets), *(loss_of(*one) for one in sequences)]
 
     batches = evaluation_batches(split, batch_size, context, tokens)
-    (mean,) = _means(model, losses, batches, device, precision, on_batch)
+    found = _losses(model, losses, batches, device, precision, on_batch, world)
+    if on_sequences is not None:
+        for _, (_, *sequences) in found:
+            on_sequences(torch.tensor(sequences))
+    (mean,) = _means([(size, each[:1]) for size, each in found])
     return Evaluation(mean, bits_per_byte(mean, split.bytes_per_token))
 
 
@@ -91,43 +97,52 @@ def evaluate_exits(
     device: torch.device,
     precision: str,
     on_batch: OnBatch | None = None,
+    world: World = ALONE,
 ) -> list[float]:
     """The same loss, in nats a token, if the model ended after each of its blocks; the last is that of `evaluate`.
 
     One pass through the stack, and one through the head for each block.
 
     Args:
-        on_batch: as for `evaluate`.
+        on_batch, world: as for `evaluate`.
     """
     blocks = range(len(model.blocks))
 
     def losses(inputs: Tensor, targets: Tensor) -> list[Tensor]:
         return [loss_of(model.logits(hidden), targets) for hidden in model.exits(inputs, blocks)]
 
-    return _means(model, losses, evaluation_batches(split, batch_size, context, tokens), device, precision, on_batch)
+    batches = evaluation_batches(split, batch_size, context, tokens)
+    return _means(_losses(model, losses, batches, device, precision, on_batch, world))
 
 
-def _means(
+def _losses(
     model: nn.Module,
     losses: Callable[[Tensor, Tensor], list[Tensor]],
     batches: Iterable[Batch],
     device: torch.device,
     precision: str,
     on_batch: OnBatch | None,
-) -> list[float]:
-    """The means over all targets that count of what `losses` returns for each batch, in evaluation mode."""
+    world: World,
+) -> list[tuple[int, list[float]]]:
+    """Of every batch how many targets count, and what `losses` returns, in evaluation mode."""
     training = model.training
     model.eval()
-    totals: list[float] = []
-    count = 0
-    for batch in batches:
+    mine: dict[int, tuple[int, list[float]]] = {}
+    for number, batch in world.dealt(list(batches)):
         with autocast(device, precision):
             found = losses(batch.tokens.to(device), batch.targets.to(device))
         size = int((batch.targets != IGNORED).sum())
-        found = found if size else [torch.zeros(()) for _ in found]  # PyTorch's mean over nothing is NaN
-        totals = [old + loss.item() * size for old, loss in zip(totals or [0.0] * len(found), found, strict=True)]
-        count += size
+        mine[number] = size, torch.stack(found).tolist() if size else [0.0] * len(found)  # over nothing means are NaN
         if on_batch is not None:
             on_batch()
     model.train(training)
-    return [total / count for total in totals]
+    every = {number: result for part in world.gathered(mine) for number, result in part.items()}
+    return [every[number] for number in sorted(every)]
+
+
+def _means(found: Sequence[tuple[int, Sequence[float]]]) -> list[float]:
+    """The means over all targets that count, summed in the order of the batches."""
+    totals = [0.0] * len(found[0][1]) if found else []
+    for size, losses in found:
+        totals = [old + loss * size for old, loss in zip(totals, losses, strict=True)]
+    return [total / sum(size for size, _ in found) for total in totals]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from leadline.sharded import is_sharded, local
 
 
 class Norms(NamedTuple):
@@ -46,20 +47,8 @@ def measure_norms(parameters: Sequence[nn.Parameter]) -> Norms:
     return Norms(torch.stack(values) if values else torch.zeros(0), present)
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor. Where nothing has imported that class, none is."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """The whole of a sharded tensor, gathered on every rank; any other tensor as it is."""
-    sharded: Any = tensor
-    return sharded.full_tensor() if is_sharded(tensor) else tensor
-
-
 def _sharded_norms(parameters: Sequence[nn.Parameter]) -> Norms:
-    device = next(_local(p).device for p in parameters if is_sharded(p))
+    device = next(local(p).device for p in parameters if is_sharded(p))
     # Squares in float64, because those of large float32 norms overflow; beside them, how many ranks have a gradient.
     table = torch.zeros(len(parameters), 2, dtype=torch.float64, device=device)
     groups: dict[tuple[Any, ...], list[int]] = {}
@@ -72,7 +61,7 @@ def _sharded_norms(parameters: Sequence[nn.Parameter]) -> Norms:
             continue
         if is_sharded(grad) and getattr(grad, "placements", None) != getattr(placed, "placements", None):
             grad = grad.redistribute(placements=placed.placements)
-        norm = torch.linalg.vector_norm(_local(grad), dtype=torch.float64)
+        norm = torch.linalg.vector_norm(local(grad), dtype=torch.float64)
         table[row, 0], table[row, 1] = norm.square(), 1.0
     for (mesh, placements), rows in groups.items():
         part = table[rows]
@@ -81,9 +70,3 @@ def _sharded_norms(parameters: Sequence[nn.Parameter]) -> Norms:
                 torch.distributed.all_reduce(part, group=mesh.get_group(dimension))
         table[rows] = part
     return Norms(table[:, 0].sqrt(), (table[:, 1] > 0).cpu())
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's part."""
-    sharded: Any = tensor
-    return sharded.to_local() if is_sharded(tensor) else tensor

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from leadline.config import to_dict
 from leadline.data import Loader
 from leadline.designs import count_flops, count_parameters
+from leadline.distributed import ALONE, World, joined, shard
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import forget_sums, write_json, write_sums
 from leadline.interrupt import catch_interrupt
@@ -43,8 +44,8 @@ from leadline.training.gradient_steps import find_norms, share_of
 from leadline.training.interventions import equalise, equalised_updates
 from leadline.training.memory import keep_freed_memory, peak_memory
 from leadline.training.optimiser import decay_start, make_optimiser, rate_at, warmup_steps
-from leadline.training.records import EVALS, STEPS, Lines
-from leadline.training.resolve import Run, decide, usable_device
+from leadline.training.records import DEPTH, EVALS, STEPS, Lines
+from leadline.training.resolve import Run, check_parallel, decide, usable_device
 from leadline.training.run_folder import check_there, config_of, run_in
 from leadline.training.sequences import write_sequences
 from leadline.training.step import Passes
@@ -106,18 +107,36 @@ def train(
     require_trackers(trackers_of(config.logging.log_to))
     if resume == "previous":
         choose_checkpoint(out, resume)
-    with run_in(out, run, new=resume == "never", extend=extend is not None):
+    device, parallel = usable_device(config.runtime.device), config.parallel
+    with contextlib.ExitStack() as stack:
+        world = stack.enter_context(joined(device, parallel.replicate, parallel.shard))
+        check_parallel(run, world)
+        if world.main:
+            stack.enter_context(run_in(out, run, new=resume == "never", extend=extend is not None))
+        world.wait()
         if (out / SUMMARY).is_file() and resume != "previous":
             return read_summary(out / SUMMARY)
-        if on_start is not None:
+        if on_start is not None and world.main:
             on_start(run)
+        told = Told(on_step, on_evaluation, on_evaluated) if world.main else NOBODY
         try:
-            return Trainer(run, out, on_step, on_evaluation, on_evaluated, resume=resume).train()
+            return Trainer(run, out, told, resume=resume, world=world).train()
         except torch.OutOfMemoryError as error:
             raise LeadlineError(
                 f"{config.runtime.device} has too little memory for this run; a larger --grad-accumulation or "
                 "--activation-checkpointing needs less"
             ) from error
+
+
+class Told(NamedTuple):
+    """Who is told of steps and evaluations; see `train`."""
+
+    step: OnStep | None = None
+    evaluation: OnEvaluation | None = None
+    evaluated: OnEvaluated | None = None
+
+
+NOBODY = Told()
 
 
 class Trainer:
@@ -132,18 +151,17 @@ class Trainer:
         self,
         run: Run,
         out: Path,
-        on_step: OnStep | None = None,
-        on_evaluation: OnEvaluation | None = None,
-        on_evaluated: OnEvaluated | None = None,
+        told: Told = NOBODY,
         *,
         resume: Resume = "newest",
+        world: World = ALONE,
     ) -> None:
-        self.run, self.out = run, out
-        self.on_step, self.on_evaluation, self.on_evaluated = on_step, on_evaluation, on_evaluated
+        self.run, self.out, self.told, self.world = run, out, told, world
         config = run.config
-        self.device = usable_device(config.runtime.device)
+        self.device = world.device
         keep_freed_memory()
         self.model = Decoder(run.model, seed=config.seed).to(self.device)
+        shard(self.model, world)
         self.model.recompute = config.runtime.activation_checkpointing
         self.model.prefetch = config.runtime.two_phase
         self.passes = Passes(self.model, run, self.device)
@@ -154,19 +172,23 @@ class Trainer:
         self.equalised: GradientShare | None = None
         if config.interventions.equalise:
             self.equalised = GradientShare(self.model, since=since, until=until, keep_norms=False)
-        self.loader = Loader(run.data.train, run.batch_size, run.context, config.seed)
+        self.loader = Loader(
+            run.data.train, run.batch_size // world.size, run.context, config.seed, rank=world.rank, world=world.size
+        )
         self.step = 0
         self.seconds = 0.0
         self.train_loss = 0.0
         self._saved = -1
         self._saved_at = time.monotonic()
         self._restore(resume)
-        forget_sums(out)  # of a run that had ended, whose records change now
-        self.steps_file = Lines(out / STEPS, self.step)
-        self.steps_file.check(self.step, self.train_loss)
-        # The evaluation at the end comes after the last step; a run stopped between the two makes it once more.
-        self.evals_file = Lines(out / EVALS, self.step if self.step < run.steps else self.step - 1)
-        self.depth_file = Lines(out / "depth.jsonl", self.step)
+        world.wait()
+        self.files: dict[str, Lines] = {}
+        if world.main:
+            forget_sums(out)  # of a run that had ended, whose records change now
+            # The evaluation at the end comes after the last step; a run stopped between the two makes it once more.
+            ends = {STEPS: self.step, EVALS: self.step - (self.step == run.steps), DEPTH: self.step}
+            self.files = {name: Lines(out / name, end) for name, end in ends.items()}
+            self.files[STEPS].check(self.step, self.train_loss)
         self.trackers: list[Tracker] = []
         self.refresh_every = min(max(run.first_steps // 50, 1), 1000)
         self.decay_start = decay_start(run.steps, config.schedule)
@@ -189,15 +211,16 @@ class Trainer:
             raise LeadlineError(f"can't resume from {chosen}: {error}; {advice}") from error
         self.step, self.seconds, self.train_loss = state["step"], state["seconds"], state["train_loss"]
         self._saved = self.step
-        if resume == "previous":
+        self.world.wait()
+        if resume == "previous" and self.world.main:
             drop_later(self.out, chosen)
 
     def train(self) -> Summary:
         """Runs all steps that are left and writes the summary."""
         with contextlib.ExitStack() as stack:
-            for lines in (self.steps_file, self.evals_file, self.depth_file):
+            for lines in self.files.values():
                 stack.callback(lines.close)
-            for name in trackers_of(self.run.config.logging.log_to):
+            for name in trackers_of(self.run.config.logging.log_to) if self.world.main else ():
                 tracker = open_tracker(name, self.out, self.step, options_of(self.run.config))
                 stack.callback(tracker.close)
                 self.trackers.append(tracker)
@@ -208,11 +231,18 @@ class Trainer:
                 last = self.step == self.run.steps
                 if self.step % self.run.evaluate_every == 0 and not last:
                     self._evaluate()
-                if not last and (interrupt.asked or self._checkpoint_is_due()):
+                asked, due = self._agreed(interrupt.asked, self._checkpoint_is_due())
+                if not last and (asked or due):
                     self.save()
-                if not last and interrupt.asked:
+                if not last and asked:
                     raise KeyboardInterrupt
             return self._finish()
+
+    def _agreed(self, *wishes: bool) -> list[bool]:
+        """Whether any process wishes it: signals and clocks reach them at different steps."""
+        if self.world.size == 1:
+            return list(wishes)
+        return [bool(wish) for wish in self.world.total(torch.tensor(wishes, dtype=torch.int32, device=self.device))]
 
     def _one_step(self) -> None:
         begin = time.perf_counter()
@@ -225,8 +255,9 @@ class Trainer:
         diversity = Diversity(self.share) if detailed else None
         losses, depth = self.passes.gradients(self.loader.next(), step, recorded=wanted, diversity=diversity)
         measured = self.share.measure()
+        mean = self.world.total(torch.stack(losses)) / self.world.size
         # The one place where a step waits for the device.
-        found = torch.cat((torch.stack(losses), measured.values)).cpu()
+        found = torch.cat((mean, measured.values)).cpu()
         loss, exit_loss, norms = float(found[0]), float(found[1]), measured._replace(values=found[2:])
         norm = float(torch.linalg.vector_norm(norms.values, dtype=torch.float64))
         if not (math.isfinite(loss + exit_loss) and math.isfinite(norm)):
@@ -293,10 +324,14 @@ class Trainer:
             told["exit_loss"] = exit_loss
         if skip.drops:
             told["dropped"] = sorted(skip.dropped(self.step))
-        self.steps_file.add(told)
+        self._note(STEPS, told)
         self._track({name: value for name, value in told.items() if name != "dropped"})
-        if self.on_step is not None:
-            self.on_step({**told, "steps": self.run.steps})
+        if self.told.step is not None:
+            self.told.step({**told, "steps": self.run.steps})
+
+    def _note(self, name: str, told: dict[str, Any]) -> None:
+        if name in self.files:
+            self.files[name].add(told)
 
     def _tell_depth(self, depth: DepthRecord | None) -> None:
         told: dict[str, Any] = {"step": self.step}
@@ -314,22 +349,23 @@ class Trainer:
             told |= {"gradient_effective_rank": detail["effective_rank"], "gradient_cosine": detail["cosine"]}
         if depth is not None:
             told["connection"] = depth.connection
-        self.depth_file.add(told)
+        self._note(DEPTH, told)
 
     def _evaluate(self, on_sequences: OnSequences | None = None) -> Evaluation:
         run, began = self.run, time.monotonic()
 
         def on_batch() -> None:
-            if self.on_evaluation is not None:
-                self.on_evaluation(self.step, time.monotonic() - began)
+            if self.told.evaluation is not None:
+                self.told.evaluation(self.step, time.monotonic() - began)
 
         how: dict[str, Any] = {
-            "batch_size": max(1, run.batch_size // run.config.data.grad_accumulation),
+            "batch_size": max(1, run.batch_size // (run.config.data.grad_accumulation * self.world.size)),
             "context": run.context,
             "tokens": run.evaluate_tokens,
             "device": self.device,
             "precision": run.config.runtime.precision,
             "on_batch": on_batch,
+            "world": self.world,
         }
         with eager_blocks(self.model):  # other sizes than a step's
             result = evaluate(self.model, run.data.heldout, on_sequences=on_sequences, **how)
@@ -341,9 +377,9 @@ class Trainer:
         if run.layerskip:
             with eager_blocks(self.model):
                 told["exit_losses"] = evaluate_exits(self.model, run.data.heldout, **how)
-        self.evals_file.add(told)
-        if self.on_evaluated is not None:
-            self.on_evaluated(told)
+        self._note(EVALS, told)
+        if self.told.evaluated is not None:
+            self.told.evaluated(told)
         self._track({"step": self.step, "heldout_loss": result.loss, "bits_per_byte": result.bits_per_byte})
         return result
 
@@ -353,7 +389,7 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint of the current step, once."""
-        for lines in (self.steps_file, self.evals_file, self.depth_file):
+        for lines in self.files.values():
             lines.flush()
         check_there(self.out)
         if self._saved == self.step:
@@ -378,8 +414,10 @@ class Trainer:
             kept_step=self.decay_start,
             gradient=report,
             norms=norms,
+            world=self.world,
         )
-        write_gradient(self.out, report, norms)
+        if self.world.main:
+            write_gradient(self.out, report, norms)
         self._saved, self._saved_at = self.step, time.monotonic()
 
     def _gradient(self) -> dict[str, Any]:
@@ -401,7 +439,6 @@ class Trainer:
         self.save()
         sequences: list[Tensor] = []
         result = self._evaluate(lambda losses: sequences.append(losses.cpu()))
-        self.evals_file.flush()
         run = self.run
         flops = count_flops(run.model)
         summary = Summary(
@@ -419,7 +456,10 @@ class Trainer:
             learning_rate=run.learning_rate,
             notes=tuple(run.notes()),
         )
+        if not self.world.main:
+            return summary
         try:
+            self.files[EVALS].flush()
             write_gradient(self.out, self._gradient(), self.share.norms())
             write_sequences(self.out, torch.cat(sequences))
             write_json(self.out / SUMMARY, to_dict(summary))

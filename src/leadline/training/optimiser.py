@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.connections.base import Readout, Site
+from leadline.sharded import laid_out
 from leadline.training.config import RunConfig, Schedule
 
 BETAS = (0.9, 0.95)
@@ -143,7 +144,8 @@ def load_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: 
             if key != "step" and (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
                 raise ValueError(f"{full} is not of the parameter's shape and type")
             # Copied: a file's tensors lie unaligned in memory, and sums over them round differently.
-            state[key] = value.to(parameter.device, copy=True)
+            whole = value.to(parameter.device, copy=True)
+            state[key] = whole if key == "step" else laid_out(whole, parameter)
         del value  # before the next is read
     if not keys or not any(states.values()):
         return

@@ -15,6 +15,7 @@ from leadline.reading import read_lines
 
 STEPS = "steps.jsonl"
 EVALS = "evals.jsonl"
+DEPTH = "depth.jsonl"
 
 
 Shares = list[float | None]

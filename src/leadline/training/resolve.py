@@ -23,6 +23,7 @@ from leadline.designs import (
     settings,
 )
 from leadline.designs.settings import UNTUNED, Settings
+from leadline.distributed.world import World
 from leadline.errors import UsageError
 from leadline.models import DecoderConfig
 from leadline.training.config import SHAPE, Model, RunConfig, parse_repeat
@@ -209,6 +210,29 @@ def _rate(config: RunConfig, found: Settings) -> tuple[float, str]:
         source = f"{SGD_FACTOR:g} times AdamW's rate [ours, not swept], which is: {found.source}"
         return SGD_FACTOR * found.learning_rate, source
     return found.learning_rate, found.source
+
+
+def check_parallel(run: Run, world: World) -> None:
+    """Raises UsageError where a run does not work on so many processes."""
+    if world.size == 1:
+        return
+    config, parts = run.config, world.size * run.config.data.grad_accumulation
+    if run.batch_size % parts:
+        raise UsageError(
+            f"batch_size={run.batch_size} can't be shared out among {world.size} processes with "
+            f"grad_accumulation={config.data.grad_accumulation}; a multiple of {parts} can"
+        )
+    alone = {
+        "--two-phase": config.runtime.two_phase,
+        "--compile": config.runtime.compile,
+        "--compile-blocks": config.runtime.compile_blocks,
+        "--gradient-every": config.logging.gradient_every > 0,
+        "--equalise-updates": config.interventions.equalise_updates,
+        'memory="invert"': getattr(run.model.connection, "memory", "store") == "invert",
+    }
+    for option, asked in alone.items():
+        if asked:
+            raise UsageError(f"{option} works in one process alone, and there are {world.size}; leave it out")
 
 
 def usable_device(name: str) -> torch.device:
