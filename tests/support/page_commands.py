@@ -26,6 +26,7 @@ SIZES = {
     "bench decode": f"{_BENCH} --blocks 2 --heads 2 --prompt 4 --group 2",
     "bench models": f"{_BENCH} --blocks 2 --heads 2 --context 16 --batch 1",
     "bench ops": f"{_BENCH} --tokens 16 --no-peers",
+    "bench pipeline": "--preset tiny --blocks 8 --ranks 2 --virtual 2 --vocab 64",
     "compare": f"{_EXPERIMENT} --measure-tokens 64 --speed-rounds 1",
     "data prepare": "",
     "designs": "",

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from leadline.cli.bench_pipeline import Pipeline
+from leadline.cli.bench_pipeline import run as predict
 from leadline.progress import StatusLine
 
 if TYPE_CHECKING:
@@ -199,7 +201,7 @@ class Decode:
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Measure speed and memory of depth designs: whole models, operators alone, or generation.
+    """Measure speed and memory of depth designs: whole models, operators alone, generation, or a pipeline.
 
     Everything is interleaved in one run; ratios are formed within a round and shown with a 95 % interval.
 
@@ -210,6 +212,7 @@ class Arguments:
         Annotated[Models, tyro.conf.subcommand("models", prefix_name=False)]
         | Annotated[Ops, tyro.conf.subcommand("ops", prefix_name=False)]
         | Annotated[Decode, tyro.conf.subcommand("decode", prefix_name=False)]
+        | Annotated[Pipeline, tyro.conf.subcommand("pipeline", prefix_name=False)]
     ]
 
 
@@ -224,6 +227,8 @@ def run(arguments: Arguments) -> int:
     from leadline.bench.table import print_result
 
     action = arguments.action
+    if isinstance(action, Pipeline):
+        return predict(action)
     _check_options(action)
     threads = torch.get_num_threads()
     try:

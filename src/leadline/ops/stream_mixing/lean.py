@@ -155,10 +155,13 @@ def permutation_table(streams: int, device: torch.device, dtype: torch.dtype) ->
     if torch.compiler.is_compiling() or device.type == "meta":
         return permutations(streams, device, dtype)
     key = (streams, device, dtype)
-    if key not in _tables:
+    found = _tables.get(key)
+    if found is None:
         with torch.inference_mode(False), torch.no_grad():
-            _tables[key] = permutations(streams, device, dtype)
-    return _tables[key]
+            found = permutations(streams, device, dtype)
+        if type(found) is Tensor:  # and not a fake one, which has no values
+            _tables[key] = found
+    return found
 
 
 class _Birkhoff(torch.autograd.Function):
