@@ -177,7 +177,7 @@ class TrainedRun(Summary):
 
     def page(self) -> str:
         """A page with the learning curve and the summary."""
-        from leadline.experiments.run_page import run_page
+        from leadline.experiments.page import run_page
         from leadline.report.page import render
 
         return render(run_page(self, self.rows()))

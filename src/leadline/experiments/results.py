@@ -13,7 +13,7 @@ from leadline.experiments.machine import describe_machine
 from leadline.experiments.statistics import Difference
 from leadline.files import write_json, write_text
 from leadline.report.page import Tone, Verdict
-from leadline.report.words import count, memory
+from leadline.report.words import count, listed, memory
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
@@ -110,6 +110,12 @@ def facts(results: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def failures(arms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence on the arms that did not finish on all seeds."""
+    failed = [arm["name"] for arm in arms if arm["status"] != "ok"]
+    return [f"Runs failed: {listed(failed)}."] if failed else []
+
+
 def write(results: dict[str, Any], page: str, out: Path) -> None:
     """Writes `results.json` and `report.html` into an experiment's folder, each whole or not at all."""
     write_json(out / "results.json", results)
@@ -131,11 +137,5 @@ def difference_as_data(found: Difference | None) -> dict[str, Any] | None:
     """A difference as `results.json` keeps it."""
     if found is None:
         return None
-    return {
-        "mean": found.interval.mean,
-        "low": found.interval.low,
-        "high": found.interval.high,
-        "beyond_noise": found.beyond_noise,
-        "p_value": found.p_value,
-        "pairs": list(found.pairs),
-    }
+    told = {"beyond_noise": found.beyond_noise, "p_value": found.p_value, "pairs": list(found.pairs)}
+    return {**asdict(found.interval), **told}

@@ -21,7 +21,7 @@ from leadline.errors import UsageError
 from leadline.experiments.cascade import speed as cascade_speed
 from leadline.experiments.cascade.config import CascadeConfig
 from leadline.experiments.cascade.experiment import Cascade, equally_wide
-from leadline.experiments.cascade.plan import ArmPlan
+from leadline.experiments.cascade.plan import TaperArm
 from leadline.experiments.cascade.speed import SpeedOptions, measure_speed, speed_of
 from leadline.repeating import repeating
 
@@ -139,22 +139,22 @@ def asked(dataset: DataSet, designs: str | None = "cascade-a2", **options: Any) 
     return Cascade(CascadeConfig(designs=designs).replaced(**{**small, **options}), dataset)
 
 
-def plans(dataset: DataSet, **options: Any) -> tuple[ArmPlan, ...]:
+def plans(dataset: DataSet, **options: Any) -> tuple[TaperArm, ...]:
     """Of the default size."""
-    return Cascade(CascadeConfig().replaced(**options), dataset).plans
+    return Cascade(CascadeConfig().replaced(**options), dataset).arms
 
 
 def test_the_plan_solves_for_what_is_asked(dataset: DataSet) -> None:
     by_depth = asked(dataset, "cascade-af,cascade-f2", by="depth+tokens")
-    assert [arm.name for arm in by_depth.plans if arm.name.startswith("cascade")] == ["cascade-af", "cascade-f2"]
-    assert by_depth.arms[1].config.model.blocks == len(by_depth.plans[1].widths) > 3
-    assert all(abs(arm.residual) < 0.01 for arm in by_depth.plans)
+    assert [arm.name for arm in by_depth.arms if arm.name.startswith("cascade")] == ["cascade-af", "cascade-f2"]
+    assert by_depth.arms[1].config.model.blocks == len(by_depth.arms[1].widths) > 3
+    assert all(abs(arm.residual) < 0.01 for arm in by_depth.arms)
     assert by_depth.seeds == (0, 1)
     other = asked(dataset, "mgr + cascade-a2,mgr", baseline="mgr", lr=3e-3)
     named = ["mgr-competitive", "mgr-competitive + cascade-a2", "mgr-competitive + taper(heads=2/3)"]
-    assert [arm.name for arm in other.plans] == named
-    assert {arm.learning_rate for arm in other.plans} == {3e-3}
-    assert equally_wide(other.plans) == []
+    assert [arm.name for arm in other.arms] == named
+    assert {arm.learning_rate for arm in other.arms} == {3e-3}
+    assert equally_wide(other.arms) == []
     shapes = [asked(dataset, dim=dim, heads=None, blocks=15).budget.shape for dim in (96, None, 192)]
     assert shapes[0] == shapes[1]
     assert shapes[2].heads == 6
@@ -163,9 +163,9 @@ def test_the_plan_solves_for_what_is_asked(dataset: DataSet) -> None:
 
 def test_the_default_study_has_a_control_of_equal_cost_for_every_taper(dataset: DataSet) -> None:
     study = Cascade(CascadeConfig(), dataset)
-    arms = {arm.name: arm for arm in study.plans}
-    assert study.plans[0].shape == {"dim": 96, "blocks": 15, "heads": 6, "kv_heads": 6, "head_dim": 16, "hidden": 256}
-    assert (study.plans[0].tokens, study.seeds) == (307_200, (0, 1, 2))
+    arms = {arm.name: arm for arm in study.arms}
+    assert study.arms[0].shape == {"dim": 96, "blocks": 15, "heads": 6, "kv_heads": 6, "head_dim": 16, "hidden": 256}
+    assert (study.arms[0].tokens, study.seeds) == (307_200, (0, 1, 2))
     assert {name: arm.control for name, arm in arms.items() if arm.control} == {
         "cascade-a2": "taper(heads=2/3)",
         "cascade-f1": "taper(mlp=3/4)",
@@ -175,8 +175,8 @@ def test_the_default_study_has_a_control_of_equal_cost_for_every_taper(dataset: 
         "cascade-middle": "taper(heads=2/3)",
         "cascade-a2, deeper": "taper(heads=2/3), deeper",
     }
-    assert len(arms) == len({arm.slug for arm in study.plans}) == 13
-    for arm in study.plans:
+    assert len(arms) == len({arm.slug for arm in study.arms}) == 13
+    for arm in study.arms:
         if arm.control is not None:
             control = arms[arm.control]
             assert len(set(control.widths)) == 1
@@ -185,11 +185,11 @@ def test_the_default_study_has_a_control_of_equal_cost_for_every_taper(dataset: 
             )  # fmt: skip
             assert arm.control_note == "the same FLOPs a token"
     assert len(arms["cascade-a2, deeper"].widths) == 18
-    assert equally_wide(study.plans) == ["cascade-a2", "cascade-reverse", "cascade-middle"]
+    assert equally_wide(study.arms) == ["cascade-a2", "cascade-reverse", "cascade-middle"]
 
 
 def test_the_default_study_of_few_blocks_is_without_a_deeper_arm(dataset: DataSet) -> None:
-    names = [arm.name for arm in asked(dataset, None).plans]
+    names = [arm.name for arm in asked(dataset, None).arms]
     assert "cascade-a2" in names
     assert not any("deeper" in name for name in names)
     names = [arm.name for arm in plans(dataset, deeper="none")]
@@ -208,10 +208,10 @@ def test_a_uniform_stack_that_costs_otherwise_is_no_control(dataset: DataSet) ->
 
 def test_a_control_trains_at_its_tapers_rate_unless_it_is_given_one(dataset: DataSet) -> None:
     for given, expected in (("cascade-a2=3e-3", 3e-3), ("cascade-a2=3e-3,taper(heads=2/3)=2e-3", 2e-3)):
-        arms = asked(dataset, rates=given).plans
+        arms = asked(dataset, rates=given).arms
         assert [arm.learning_rate for arm in arms] == [4e-3, 3e-3, expected]
     # Named itself, it takes part once.
-    arms = asked(dataset, "taper(heads=2/3),cascade-a2").plans
+    arms = asked(dataset, "taper(heads=2/3),cascade-a2").arms
     assert [(arm.name, arm.control) for arm in arms[1:]] == [
         ("taper(heads=2/3)", None),
         ("cascade-a2", "taper(heads=2/3)"),

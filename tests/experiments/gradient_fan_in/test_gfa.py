@@ -23,11 +23,10 @@ from leadline.cli.main import main
 from leadline.data import DataSet, prepare
 from leadline.errors import UsageError
 from leadline.experiments import engine
-from leadline.experiments.gradient_fan_in import experiment, statistics
+from leadline.experiments.gradient_fan_in import statistics
 from leadline.experiments.gradient_fan_in.arms import KINDS as ARMS
 from leadline.experiments.gradient_fan_in.config import GfaConfig
-from leadline.experiments.gradient_fan_in.estimate import estimate_words, step_of
-from leadline.experiments.gradient_fan_in.experiment import GradientFanIn
+from leadline.experiments.gradient_fan_in.experiment import GradientFanIn, estimate_words, step_of
 from leadline.experiments.gradient_fan_in.measure import block_delta
 from leadline.experiments.gradient_fan_in.page import make_page
 from leadline.experiments.gradient_fan_in.statistics import (
@@ -37,8 +36,7 @@ from leadline.experiments.gradient_fan_in.statistics import (
     over_seeds,
     paired,
 )
-from leadline.experiments.gradient_fan_in.verdict import judge
-from leadline.experiments.gradient_fan_in.verdict_fan_in import rho_words, support
+from leadline.experiments.gradient_fan_in.verdict import judge, rho_words, support
 from leadline.probes import TokenBatch, ablation
 from leadline.probes.correlation import KINDS, coefficients
 from leadline.repeating import repeating
@@ -511,7 +509,7 @@ def test_a_page_without_any_finished_run_is_a_page(studied: Path) -> None:
     results = read(studied)
     for arm in results["arms"]:
         arm.update(status="failed", error="no memory", correlations=None, late=None, against=None, curve=None)
-        arm.update(experiment.NOTHING)
+        arm.update(definitions=None, phases=[], fits={})
         arm.update(runs=[None, None], bits_per_byte=None, loss=None, first_share=None, tokens_per_second=None)
     judged = judge(results["arms"], 2, 2)
     assert [judgement.outcome for judgement in judged.judgements] == ["open", "open"]

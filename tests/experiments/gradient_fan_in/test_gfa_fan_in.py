@@ -11,8 +11,7 @@ import pytest
 
 from leadline.errors import LeadlineError
 from leadline.experiments.gradient_fan_in.shares import beside, by_definition, by_phase, fits, shares_of
-from leadline.experiments.gradient_fan_in.verdict import judge
-from leadline.experiments.gradient_fan_in.verdict_fan_in import judge_fan_in
+from leadline.experiments.gradient_fan_in.verdict import judge, judge_fan_in
 from leadline.probes import fan_in
 from leadline.training import StepNorms
 from leadline.training.gradient_steps import DEFINITIONS

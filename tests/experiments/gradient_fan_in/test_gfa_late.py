@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from leadline.experiments.gradient_fan_in.arms import KINDS as ARMS
-from leadline.experiments.gradient_fan_in.late import PARTS, against, late_importance
-from leadline.experiments.gradient_fan_in.statistics import late_count
+from leadline.experiments.gradient_fan_in.statistics import PARTS, against, late_count, late_importance
 from leadline.experiments.gradient_fan_in.verdict_late import judge_late, restored
 from leadline.probes import fan_in, repeat_last
 

@@ -9,52 +9,45 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from leadline.data import DataSet
 from leadline.designs import Design, resolve
 from leadline.designs.taper import UNTAPERED
 from leadline.experiments.cascade.config import CascadeConfig
 from leadline.experiments.cascade.page import make_page
-from leadline.experiments.cascade.plan import ArmPlan, plan
+from leadline.experiments.cascade.plan import TaperArm, plan
 from leadline.experiments.cascade.speed import SpeedOptions, measure_speed, speed_of
 from leadline.experiments.cascade.verdict import CLAIMED, judge
-from leadline.experiments.engine import Arm, Experiment, Say
+from leadline.experiments.engine import Experiment, Say
 from leadline.experiments.results import difference_as_data, judged, opening
 from leadline.experiments.runs import RunResult, against, measured
 from leadline.experiments.statistics import SMALLEST_EFFECT, Difference
 from leadline.report.page import render
 from leadline.training.resolve import shape_of, usable_device
 
-if TYPE_CHECKING:
-    from leadline.data import DataSet
+PLANNED = (
+    "name", "design", "slug", "control", "control_note", "learning_rate", "shape", "tokens", "flops_per_token",
+    "residual", "forward_flops", "parameters", "widths",
+)  # fmt: skip
+"""What `results.json` has of an arm before it is trained."""
 
 
 class Cascade(Experiment[CascadeConfig]):
     """The study, see `CascadeConfig`."""
 
     kind = "cascade"
+    arms: tuple[TaperArm, ...]
 
     def __init__(self, config: CascadeConfig, data: DataSet, say: Say = lambda text: None) -> None:
-        budget, self.plans = plan(config, data)
-        options: CascadeConfig = budget.config
-        arms = [
-            Arm(
-                name=arm.name,
-                slug=arm.slug,
-                config=options.run(arm.design, tokens=arm.tokens, lr=arm.learning_rate, **arm.shape),
-                tokens=arm.tokens,
-                cost=float(arm.flops_per_token * arm.tokens),
-            )
-            for arm in self.plans
-        ]
+        budget, arms = plan(config, data)
         super().__init__(budget, data, arms, say)
 
     def collect(self, command: str) -> dict[str, Any]:
         """See `Experiment`; measures how fast the trained models generate."""
-        config, baseline = self.config, self.plans[0]
-        folders = {name: next((run.folder for run in of if run.summary), None) for name, of in self.runs().items()}
+        config, baseline, runs = self.config, self.arms[0], self.runs()
         speeds = measure_speed(
-            {name: folder for name, folder in folders.items() if folder is not None},
+            {name: done[0] for name, of in runs.items() if (done := [run.folder for run in of if run.summary])},
             self.data,
             SpeedOptions(
                 rounds=config.speed_rounds,
@@ -68,9 +61,8 @@ class Cascade(Experiment[CascadeConfig]):
             self.out / "speed.json",
             say=self.say,
         )
-        runs = self.runs()
-        apart, beside = against(baseline.name, runs, self.seeds), against_controls(self.plans, runs, self.seeds)
-        alike = equally_wide(self.plans)
+        apart, beside = against(baseline.name, runs, self.seeds), against_controls(self.arms, runs, self.seeds)
+        alike = equally_wide(self.arms)
         placed = against(CLAIMED, {name: runs[name] for name in alike}, self.seeds) if CLAIMED in alike else {}
         found = {
             **opening(self.kind, command, self.data, self.seeds),
@@ -86,9 +78,9 @@ class Cascade(Experiment[CascadeConfig]):
             "speed": {key: value for key, value in speeds.items() if key not in ("latency", "throughput")},
             "arms": [
                 {
-                    **dataclasses.asdict(arm),
+                    **{name: getattr(arm, name) for name in PLANNED},
                     "summary": resolve(arm.design).summary,
-                    "notes": resolve(arm.design).notes(shape_of(run.config.model)),
+                    "notes": resolve(arm.design).notes(shape_of(arm.config.model)),
                     "only_taper": differ_in_taper(resolve(baseline.design), resolve(arm.design)),
                     **measured(runs[arm.name], depth=False),
                     "difference": difference_as_data(apart.get(arm.name)),
@@ -96,7 +88,7 @@ class Cascade(Experiment[CascadeConfig]):
                     "placement": difference_as_data(placed.get(arm.name)),
                     "generation": speed_of(speeds, arm.name, baseline.name, arm.control),
                 }
-                for arm, run in zip(self.plans, self.arms, strict=True)
+                for arm in self.arms
             ],
         }
         return judged(found, judge(found))
@@ -114,7 +106,7 @@ def differ_in_taper(uniform: Design, tapered: Design) -> bool:
 
 
 def against_controls(
-    arms: Sequence[ArmPlan], runs: Mapping[str, Sequence[RunResult]], seeds: Sequence[int]
+    arms: Sequence[TaperArm], runs: Mapping[str, Sequence[RunResult]], seeds: Sequence[int]
 ) -> dict[str, Difference]:
     """Every taper minus its uniform control; tapers with the same control are one comparison."""
     found: dict[str, Difference] = {}
@@ -124,7 +116,7 @@ def against_controls(
     return found
 
 
-def equally_wide(arms: Sequence[ArmPlan]) -> list[str]:
+def equally_wide(arms: Sequence[TaperArm]) -> list[str]:
     """The tapers that have the claimed one's control and cost the same, itself too: the same width in other places."""
     costs = {arm.name: (arm.control, arm.flops_per_token, arm.parameters, arm.tokens) for arm in arms if arm.control}
     return [name for name, cost in costs.items() if cost == costs.get(CLAIMED)]

@@ -8,20 +8,18 @@ that reads more tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from leadline.choices import By
+from leadline.data import DataSet
 from leadline.designs import Design, Side, count_flops, levelled, resolve, settings, solve
 from leadline.designs.equal import RESIDUAL
 from leadline.designs.expression import slug
 from leadline.errors import UsageError
 from leadline.experiments.cascade.config import CascadeConfig
+from leadline.experiments.engine import Arm
 from leadline.experiments.options import Budget, budget_of, parse_rates, split_outside
 from leadline.report.words import fixed
 from leadline.training.resolve import sizes_of
-
-if TYPE_CHECKING:
-    from leadline.data import DataSet
 
 DESIGNS = ("cascade-a2", "cascade-f1", "cascade-f2", "cascade-af", "cascade-reverse", "cascade-middle")
 """Without cascade-a1, whose mean is not a whole number of heads at 15 layers: no uniform stack costs the same."""
@@ -34,11 +32,10 @@ TOKENS = 307_200
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArmPlan:
-    """One design of the study.
+class TaperArm(Arm):
+    """One design of the study; its name says what was made of it.
 
     Attributes:
-        name: the design's, with what was made of it.
         design: as `leadline.designs.resolve` reads it.
         control: the name of the arm that has the mean of its widths in every layer and costs the same a token.
         control_note: of a taper, by how much the control's FLOPs a token differ, or why there is none.
@@ -48,14 +45,11 @@ class ArmPlan:
         widths: heads, key heads and MLP width of every layer.
     """
 
-    name: str
     design: str
-    slug: str
     control: str | None
     control_note: str
     learning_rate: float
     shape: dict[str, int | None]
-    tokens: int
     flops_per_token: int
     residual: float
     forward_flops: int
@@ -63,7 +57,7 @@ class ArmPlan:
     widths: tuple[tuple[int, ...], ...]
 
 
-def plan(config: CascadeConfig, data: DataSet) -> tuple[Budget, tuple[ArmPlan, ...]]:
+def plan(config: CascadeConfig, data: DataSet) -> tuple[Budget, list[TaperArm]]:
     """The arms of a study on opened data, the baseline first: shapes, equal budgets, learning rates.
 
     At `tiny` the width is 96 and the heads are 6, each unless given, so that heads can be halved and cut in thirds.
@@ -88,19 +82,14 @@ def plan(config: CascadeConfig, data: DataSet) -> tuple[Budget, tuple[ArmPlan, .
 def _designs(config: CascadeConfig) -> list[Design]:
     """The baseline first."""
     baseline = resolve(config.baseline)
-    others = [
-        resolve(expression) for expression in (DESIGNS if config.designs is None else split_outside(config.designs))
-    ]
-    found = [baseline]
-    for design in others:
-        if design.name == baseline.name:
-            continue
-        if design.name in [other.name for other in found]:
+    named = [resolve(design) for design in (DESIGNS if config.designs is None else split_outside(config.designs))]
+    others = [design for design in named if design.name != baseline.name]
+    for index, design in enumerate(others):
+        if design.name in [other.name for other in others[:index]]:
             raise UsageError(f"{design.name} is named twice; each design takes part once")
-        found.append(design)
-    if len(found) == 1:
+    if not others:
         raise UsageError(f"there is nothing to compare {baseline.name} with; --designs cascade-a2,cascade-af works")
-    return found
+    return [baseline, *others]
 
 
 def _deeper(config: CascadeConfig, designs: list[Design]) -> list[Design]:
@@ -135,11 +124,9 @@ class _Arms:
         name = f"{design.name}{suffix}"
         if name in self.sides:  # it was the control of one before
             return
-        side = self._equal(self.reference, design, by)
-        self.sides[name] = side
-        uniform = levelled(design, side.shape)
+        side = self.sides[name] = self._equal(self.reference, design, by)
         if len(set(design.taper.widths(side.shape))) > 1:
-            self.controls[name] = self._control(name, side, uniform, suffix)
+            self.controls[name] = self._control(name, side, levelled(design, side.shape), suffix)
 
     def add_deeper(self, design: Design, *, asked: bool) -> None:
         """The same with more blocks. Where what it saves pays for none, that is an error if it was asked for."""
@@ -153,12 +140,9 @@ class _Arms:
             )
 
     def _control(self, name: str, side: Side, uniform: Design, suffix: str) -> tuple[str | None, str]:
-        vocab_size = self.vocab_size
-        costs = [Side(design=d, shape=side.shape, tokens=1).flops_per_token(vocab_size) for d in (uniform, side.design)]
-        off = costs[0] / costs[1] - 1
-        told = "the same FLOPs a token"
-        if costs[0] != costs[1]:
-            told = f"{fixed(100 * off, 1, sign=True)} % FLOPs a token"
+        level = Side(design=uniform, shape=side.shape, tokens=1)
+        off = level.flops_per_token(self.vocab_size) / side.flops_per_token(self.vocab_size) - 1
+        told = f"{fixed(100 * off, 1, sign=True)} % FLOPs a token" if off else "the same FLOPs a token"
         if abs(off) >= RESIDUAL:
             return None, f"no uniform stack costs the same: the nearest, {uniform.name}, has {told}"
         control = self._equal(side, uniform, "tokens")
@@ -173,30 +157,34 @@ class _Arms:
             reference, design, vocab_size=self.vocab_size, batch_tokens=self.budget.batch_tokens, by=by
         ).variant
 
-    def planned(self) -> tuple[ArmPlan, ...]:
+    def planned(self) -> list[TaperArm]:
         """All of them. A control trains at the rate of the first taper that it is beside, unless it is given one."""
         names = [side.design.name for side in self.sides.values()]
         rates = parse_rates(self.budget.config.rates, list(dict.fromkeys(names)))
         tapers = {control: self.sides[name].design for name, (control, _) in reversed(self.controls.items())}
-        return tuple(
-            self._plan(name, side, rates.get(side.design.name) or rates.get(tapers.get(name, side.design).name))
+        return [
+            self._arm(name, side, rates.get(side.design.name) or rates.get(tapers.get(name, side.design).name))
             for name, side in self.sides.items()
-        )
+        ]
 
-    def _plan(self, name: str, side: Side, rate: float | None) -> ArmPlan:
-        design, reference = side.design, self.reference
+    def _arm(self, name: str, side: Side, rate: float | None) -> TaperArm:
+        design, reference, config = side.design, self.reference, self.budget.config
         flops = count_flops(design.decoder(side.shape, self.vocab_size))
         control, note = self.controls.get(name, (None, ""))
+        rate = rate or config.optimizer.lr or settings(design, self.budget.preset).learning_rate
+        shape = sizes_of(self.budget.preset, side.shape)
         whole = reference.flops_per_token(self.vocab_size) * reference.tokens
-        return ArmPlan(
+        return TaperArm(
             name=name,
-            design=design.expression,
             slug=slug(name),
+            config=config.run(design.expression, tokens=side.tokens, lr=rate, **shape),
+            tokens=side.tokens,
+            cost=float(flops.training_total * side.tokens),
+            design=design.expression,
             control=control,
             control_note=note,
-            learning_rate=rate or self.budget.config.optimizer.lr or settings(design, self.budget.preset).learning_rate,
-            shape=sizes_of(self.budget.preset, side.shape),
-            tokens=side.tokens,
+            learning_rate=rate,
+            shape=shape,
             flops_per_token=flops.training_total,
             residual=flops.training_total * side.tokens / whole - 1,
             forward_flops=flops.forward,

@@ -6,11 +6,10 @@ interleaved and ratios are formed within a round, see `leadline.bench.rounds`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch import Tensor
 from leadline.bench.rounds import Candidate, run_rounds, timer_for, what_is_timed
 from leadline.choices import Backend
 from leadline.config import to_dict
+from leadline.data import DataSet, evaluation_batches
 from leadline.errors import LeadlineError
 from leadline.experiments.machine import describe_machine
 from leadline.files import check_sum, write_json_with_sum
@@ -25,12 +25,11 @@ from leadline.models import Decoder, stream_tokens
 from leadline.ops import use_backend
 from leadline.pruning.speed import torch_threads
 from leadline.reading import read_json
-from leadline.statistics import Median, median_of, ratios
-
-if TYPE_CHECKING:
-    from leadline.data import DataSet
+from leadline.statistics import median_of, ratios
+from leadline.training import load_model
 
 Say = Callable[[str], None]
+PARTS = ("latency", "throughput")
 
 
 class SpeedFile(TypedDict):
@@ -102,7 +101,7 @@ def measure_speed(
     kept = _kept(path, asked)
     if kept is not None or not folders:
         return kept or {**asked, "method": "nothing was trained", "latency": {}, "throughput": {}}
-    models = {name: _load(folder, options) for name, folder in folders.items()}
+    models = {name: load_model(folder)[0].to(options.device) for name, folder in folders.items()}
     with torch_threads(threads):
         found: dict[str, Any] = {
             **asked,
@@ -128,21 +127,21 @@ def speed_of(speeds: Mapping[str, Any], name: str, baseline: str, control: str |
         return None
     batch = int(speeds["options"]["batch"])
     return {
-        "milliseconds_per_token": _as_data(median_of([1e3 * seconds for seconds in latency])),
-        "tokens_per_second": _as_data(median_of([batch / seconds for seconds in throughput])),
+        "milliseconds_per_token": asdict(median_of([1e3 * seconds for seconds in latency])),
+        "tokens_per_second": asdict(median_of([batch / seconds for seconds in throughput])),
         **_ratios(speeds, name, baseline),
         "control": None if control is None else _ratios(speeds, name, control),
     }
 
 
 def _ratios(speeds: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
-    latency, throughput = ([speeds[what][name], speeds[what].get(other)] for what in ("latency", "throughput"))
+    latency, throughput = ([speeds[what][name], speeds[what].get(other)] for what in PARTS)
     if not latency[1] or not throughput[1]:
         return {"latency_ratio": None, "throughput_ratio": None, "latency_rounds": []}
     rounds = ratios(*latency)
     return {
-        "latency_ratio": _as_data(median_of(rounds)),
-        "throughput_ratio": _as_data(median_of(ratios(throughput[1], throughput[0]))),
+        "latency_ratio": asdict(median_of(rounds)),
+        "throughput_ratio": asdict(median_of(ratios(throughput[1], throughput[0]))),
         "latency_rounds": rounds,
     }
 
@@ -150,13 +149,12 @@ def _ratios(speeds: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
 def _rounds(
     models: Mapping[str, Decoder], data: DataSet, options: SpeedOptions, batch: int, say: Say, what: str
 ) -> dict[str, list[float]]:
-    prompt = _prompt(data, options.prompt, batch)
-    streams = {name: Stream(model, prompt, options) for name, model in models.items()}
+    # Held-out text, (batch, length); the same passages again where there are too few.
+    text = next(iter(evaluation_batches(data.heldout, batch, options.prompt, batch * options.prompt))).tokens
+    prompt = text.repeat(-(-batch // text.shape[0]), 1)[:batch]
+    streams = [(name, Stream(model, prompt, options)) for name, model in models.items()]
     timings = run_rounds(
-        [
-            Candidate(name=name, call=stream.token, after=stream.restart, calls=options.tokens)
-            for name, stream in streams.items()
-        ],
+        [Candidate(name=name, call=one.token, after=one.restart, calls=options.tokens) for name, one in streams],
         options.rounds,
         timer_for(torch.device(options.device), "wall"),
         warm=options.warm,
@@ -186,21 +184,6 @@ class Stream:
             next(self.tokens)
 
 
-def _prompt(data: DataSet, length: int, batch: int) -> Tensor:
-    """Held-out text, (batch, length); the same passages again where there are too few."""
-    from leadline.data import evaluation_batches
-
-    found = next(iter(evaluation_batches(data.heldout, batch, length, batch * length))).tokens
-    return found.repeat(-(-batch // found.shape[0]), 1)[:batch]
-
-
-def _load(folder: Path, options: SpeedOptions) -> Decoder:
-    from leadline.training import load_model
-
-    model, _ = load_model(folder)
-    return model.to(options.device)
-
-
 def _kept(path: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
     """What an earlier call wrote with the same options; None where it is to be measured."""
     try:
@@ -208,10 +191,6 @@ def _kept(path: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
         check_sum(path)
     except FileNotFoundError:
         return None
-    if any(each <= 0 for part in ("latency", "throughput") for turns in content[part].values() for each in turns):
+    if any(each <= 0 for part in PARTS for turns in content[part].values() for each in turns):
         raise LeadlineError(f"{path} is damaged: a turn took no time; remove it to measure again")
     return content if all(content.get(key) == value for key, value in asked.items()) else None
-
-
-def _as_data(median: Median) -> dict[str, Any]:
-    return dataclasses.asdict(median)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leadline.experiments.results import Judged, Judgement, Outcome
+from leadline.experiments.results import Judged, Judgement, Outcome, failures
 from leadline.experiments.statistics import SMALLEST_EFFECT
 from leadline.report.effects import Effect, effect_of
 from leadline.report.words import fixed, listed
@@ -36,12 +36,16 @@ def judge(results: Mapping[str, Any]) -> Judged:
     controls = {arm["control"] for arm in arms.values()}
     tapers = [arm for name, arm in arms.items() if arm is not baseline and name not in controls]
     judgements = _claim(arms)
-    sentences = [_sentence(arm, arms, baseline) for arm in tapers]
-    placed = [_place_sentence(arm) for arm in tapers if arm["placement"]]
+    # The same width in other places, against the claimed taper: whether the late layers are the ones to narrow.
+    placed = [
+        f"{arm['name']} minus {CLAIMED}, which costs the same: {_difference_words(arm['placement'])}."
+        for arm in tapers
+        if arm["placement"]
+    ]
     failed = [_failure(arm) for name, arm in arms.items() if name in controls and arm["bits_per_byte"] is None]
     return Judged(
         headline=_headline(arms, baseline, tapers, judgements),
-        sentences=(*sentences, *placed, *failed, *_limits(results)),
+        sentences=(*(_sentence(arm, arms, baseline) for arm in tapers), *placed, *failed, *_limits(results, baseline)),
         judgements=judgements,
     )
 
@@ -77,9 +81,8 @@ def faster(ratio: Mapping[str, Any] | None, *, more_is_better: bool) -> Outcome:
     """
     if ratio is None or ratio["coverage"] < LEVEL:
         return "open"
-    better, worse = ratio["low"] > 1, ratio["high"] < 1
-    if not more_is_better:
-        better, worse = worse, better
+    above, below = ratio["low"] > 1, ratio["high"] < 1
+    better, worse = (above, below) if more_is_better else (below, above)
     level = ratio["low"] > 1 - SMALLEST_GAIN and ratio["high"] < 1 + SMALLEST_GAIN
     return "holds" if better else "does not hold" if worse or level else "open"
 
@@ -97,7 +100,7 @@ def _ratio(arm: Arm, name: str) -> Mapping[str, Any] | None:
 
 def _claim(arms: Mapping[str, Arm]) -> tuple[Judgement, ...]:
     parts = ("comparable perplexity", "lower latency", "higher throughput")
-    papers = ("comparable", f"{_percent(PAPER['latency'])} on an A100", f"{_percent(PAPER['throughput'])} on an A100")
+    papers = ("comparable", *(f"{_percent(change)} on an A100" for change in PAPER.values()))
     arm = arms.get(CLAIMED)
     control = None if arm is None else arms.get(arm["control"] or "")
     if arm is None or control is None:
@@ -106,21 +109,16 @@ def _claim(arms: Mapping[str, Arm]) -> tuple[Judgement, ...]:
         outcomes: list[Outcome] = ["open"] * 3
     else:
         latency, throughput = _ratio(arm, "latency_ratio"), _ratio(arm, "throughput_ratio")
-        outcomes = [
-            quality(arm["against_control"]),
-            quicker(arm),
-            faster(throughput, more_is_better=True),
-        ]
+        outcomes = [quality(arm["against_control"]), quicker(arm), faster(throughput, more_is_better=True)]
         evidence = [
             f"{_difference_words(arm['against_control'])}{_perplexities(arm, control)}.",
             f"{_speed_words('Latency at batch 1', latency)}{_beside_paper(latency, PAPER['latency'])}.",
             f"{_speed_words('Throughput', throughput)}{_beside_paper(throughput, PAPER['throughput'])}.",
         ]
     beside = "a uniform stack of the same cost" if control is None else f"{control['name']}, which costs the same"
-    return tuple(
-        Judgement(claim=f"C2: {CLAIMED} has {part} beside {beside}", paper=paper, outcome=outcome, evidence=said)
-        for part, paper, outcome, said in zip(parts, papers, outcomes, evidence, strict=True)
-    )
+    claims = (f"C2: {CLAIMED} has {part} beside {beside}" for part in parts)
+    found = zip(claims, papers, outcomes, evidence, strict=True)
+    return tuple(Judgement(claim=c, paper=paper, outcome=outcome, evidence=said) for c, paper, outcome, said in found)
 
 
 def _headline(arms: Mapping[str, Arm], baseline: Arm, tapers: Sequence[Arm], judgements: Sequence[Judgement]) -> str:
@@ -138,7 +136,7 @@ def _headline(arms: Mapping[str, Arm], baseline: Arm, tapers: Sequence[Arm], jud
         if held == {"open"}:
             return f"C2 for {CLAIMED} {beside} is open: these runs are too few or too noisy to tell."
         return f"C2 for {CLAIMED} {beside}: " + ", ".join(
-            f"{what} {_short(judgement.outcome)}"
+            f"{what} {'is open' if judgement.outcome == 'open' else judgement.outcome}"
             for what, judgement in zip(("perplexity", "latency", "throughput"), judgements, strict=True)
         )
     good = [arm["name"] for arm in finished if quality(arm["against_control"]) == "holds" == quicker(arm)]
@@ -183,13 +181,8 @@ def _parts(arm: Arm, control: Arm, baseline: Arm) -> str:
 def _change_words(control: Arm, baseline: Arm) -> str:
     """What a uniform stack changes: `fewer heads, +17.7 % tokens`."""
     mine, base = ([len(one["widths"]), *one["widths"][0]] for one in (control, baseline))
-    found = [
-        f"{'fewer' if mine[place] < base[place] else 'more'} {what}"
-        for what, place in (("layers", 0), ("heads", 1))
-        if mine[place] != base[place]
-    ]
-    if mine[3] != base[3]:
-        found.append(f"{'narrower' if mine[3] < base[3] else 'wider'} MLPs")
+    kinds = ((0, "fewer layers", "more layers"), (1, "fewer heads", "more heads"), (3, "narrower MLPs", "wider MLPs"))
+    found = [less if mine[place] < base[place] else more for place, less, more in kinds if mine[place] != base[place]]
     return ", ".join([*found, f"{_percent(control['tokens'] / baseline['tokens'] - 1)} tokens"])
 
 
@@ -206,11 +199,6 @@ def _cost_words(arm: Arm, control: Arm) -> str:
 
 def _failure(arm: Arm) -> str:
     return f"{arm['name']} did not finish: {arm['error']}"
-
-
-def _place_sentence(arm: Arm) -> str:
-    """The same width in other places, against the claimed taper: whether the late layers are the ones to narrow."""
-    return f"{arm['name']} minus {CLAIMED}, which costs the same: {_difference_words(arm['placement'])}."
 
 
 def _difference_words(difference: Mapping[str, Any] | None) -> str:
@@ -233,8 +221,8 @@ def _difference_words(difference: Mapping[str, Any] | None) -> str:
 def _perplexities(arm: Arm, baseline: Arm) -> str:
     if arm["loss"] is None or baseline["loss"] is None:
         return ""
-    mine, base = math.exp(arm["loss"]["mean"]), math.exp(baseline["loss"]["mean"])
-    return f" (perplexity a token {fixed(mine)} against {fixed(base)})"
+    mine, base = (fixed(math.exp(one["loss"]["mean"])) for one in (arm, baseline))
+    return f" (perplexity a token {mine} against {base})"
 
 
 def _speed_words(what: str, ratio: Mapping[str, Any] | None) -> str:
@@ -258,23 +246,15 @@ def _beside_paper(ratio: Mapping[str, Any] | None, paper: float) -> str:
     return f"; that is {'less' if less else 'more'} than the paper's {_percent(paper)}"
 
 
-def _limits(results: Mapping[str, Any]) -> list[str]:
+def _limits(results: Mapping[str, Any], baseline: Arm) -> list[str]:
     shape, device = results["preset"], results["speed"]["options"]["device"]
-    baseline = next(arm for arm in results["arms"] if arm["name"] == results["baseline"])
-    found = [
+    one = ["One seed shows no interval of the loss; three or more do."] if len(results["seeds"]) == 1 else []
+    return [
         f"This holds for {shape['blocks']} blocks of width {shape['dim']}, {baseline['tokens']:,} tokens and "
-        f"generation on {device}; the paper's figures are from an A100 and a larger model."
+        f"generation on {device}; the paper's figures are from an A100 and a larger model.",
+        *failures(results["arms"]),
+        *one,
     ]
-    failed = [arm["name"] for arm in results["arms"] if arm["status"] != "ok"]
-    if failed:
-        found.append(f"Runs failed: {listed(failed)}.")
-    if len(results["seeds"]) == 1:
-        found.append("One seed shows no interval of the loss; three or more do.")
-    return found
-
-
-def _short(outcome: Outcome) -> str:
-    return {"holds": "holds", "does not hold": "does not hold", "open": "is open"}[outcome]
 
 
 def _percent(share: float) -> str:

@@ -7,20 +7,20 @@ belongs to text alone (batch size, context, precision, backend) does not reach i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from leadline.designs import count_flops, count_parameters
 from leadline.errors import UsageError, did_you_mean
 from leadline.experiments.engine import Arm
 from leadline.experiments.gradient_fan_in.config import DROPOUT, EXIT_LOSS, GfaConfig
 from leadline.experiments.gradient_fan_in.measure import MEASURE_FILE
 from leadline.experiments.images.config import ImageRunConfig
 from leadline.experiments.options import Budget
+from leadline.models.resnet import ResNet, count_forward_flops
 from leadline.training.config import EarlyExitTraining
-
-if TYPE_CHECKING:
-    from leadline.training.resolve import Run
+from leadline.training.resolve import Run, decide
 
 Role = Literal["plain", "control", "equalise", "repeat"]
 """What an arm is for: "plain" ones test G1, "equalise" and "repeat" test G2 against their control."""
@@ -31,7 +31,12 @@ PLAIN: dict[str, Any] = {"repeat": None, "early_exit": EarlyExitTraining()}
 """A run without interventions."""
 
 
-@dataclass(frozen=True, kw_only=True)
+SGD = {"optimizer": "sgd"}
+EQUAL = "rescaled to one norm in each step"
+EQUAL_GRADIENTS = f"the gradients of all blocks {EQUAL}"
+
+
+@dataclass(frozen=True)
 class Kind:
     """A way to train.
 
@@ -40,7 +45,8 @@ class Kind:
         summary: what is done, in a sentence's words.
         role: what it is for.
         control: the arm that it is held against, if any.
-        options: of the run, from the study's.
+        options: of the run, instead of the study's.
+        keeps: the study's intervention that it trains with.
         loss_per: what its loss in bits is of: a byte of text, or an image.
     """
 
@@ -48,8 +54,31 @@ class Kind:
     summary: str
     role: Role = "plain"
     control: str = ""
-    options: Callable[[GfaConfig], Mapping[str, Any]] = field(default=lambda config: {})
+    options: Mapping[str, Any] = field(default_factory=dict)
+    keeps: Literal["repeat", "early_exit"] | None = None
     loss_per: Literal["byte", "image"] = "byte"
+
+
+_KINDS = (
+    Kind("vanilla", "plain training with AdamW"),
+    Kind(
+        "layerskip", "LayerSkip: blocks dropped in depth, losses at early exits", "plain", "vanilla", keeps="early_exit"
+    ),
+    Kind("equalised-adamw", f"{EQUAL_GRADIENTS}, AdamW", "equalise", "vanilla", {"equalise": True}),
+    Kind(
+        "equalised-updates", f"what AdamW adds to each block {EQUAL}", "equalise", "vanilla", {"equalise_updates": True}
+    ),
+    Kind("vanilla-sgd", "plain training with SGD, the control of equalised-sgd", "control", options=SGD),
+    Kind("equalised-sgd", f"{EQUAL_GRADIENTS}, SGD", "equalise", "vanilla-sgd", {**SGD, "equalise": True}),
+    Kind("repeated", "the last blocks run several times with the same parameters", "repeat", "vanilla", keeps="repeat"),
+    Kind("resnet50", "ResNet-50's sixteen bottleneck blocks on real images, SGD", loss_per="image"),
+)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
+"""Every arm by its name, in the order of the report."""
+
+USUAL = tuple(name for name in KINDS if not name.endswith("-sgd"))
+"""Those that take part unless arms are named. SGD is far behind AdamW after a short training, and its importance there
+is noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +92,7 @@ class FanInArm(Arm):
         data_hash: of what it learns, where that is not the study's text.
     """
 
+    files: tuple[str, ...] = (MEASURE_FILE,)
     kind: Kind
     blocks: int
     learning_rate: float
@@ -73,13 +103,9 @@ class FanInArm(Arm):
 
 def decoder_arm(kind: Kind, budget: Budget, lr: float | None) -> FanInArm:
     """A decoder's arm."""
-    from leadline.designs import count_flops, count_parameters
-    from leadline.training.resolve import decide
-
     config: GfaConfig = budget.config
-    steps = budget.tokens // budget.batch_tokens
-    every = max(1, steps // config.details) if config.details else 0
-    options = {**PLAIN, "gradient_every": every, **kind.options(config)}
+    plain = {name: value for name, value in PLAIN.items() if name != kind.keeps}
+    options = {**plain, "gradient_every": _recorded_every(budget), **kind.options}
     run = decide(config.run(config.design, tokens=budget.tokens, lr=lr, **options))
     return FanInArm(
         name=kind.name,
@@ -88,7 +114,6 @@ def decoder_arm(kind: Kind, budget: Budget, lr: float | None) -> FanInArm:
         tokens=budget.tokens,
         cost=_cost(run, config),
         task="gradient_fan_in.measure:train_and_measure",
-        files=(MEASURE_FILE,),
         more={"ablation_tokens": config.ablation_tokens},
         kind=kind,
         blocks=len(run.model.layers),
@@ -100,8 +125,6 @@ def decoder_arm(kind: Kind, budget: Budget, lr: float | None) -> FanInArm:
 
 def resnet_arm(kind: Kind, budget: Budget, lr: float | None) -> FanInArm:
     """The ResNet's arm."""
-    from leadline.models.resnet import ResNet, count_forward_flops
-
     config: GfaConfig = budget.config
     steps = budget.tokens // budget.batch_tokens
     run = ImageRunConfig(
@@ -109,7 +132,7 @@ def resnet_arm(kind: Kind, budget: Budget, lr: float | None) -> FanInArm:
         steps=steps,
         learning_rate=ImageRunConfig.learning_rate if lr is None else lr,
         evaluate_every=max(1, steps // config.evaluations),
-        gradient_every=max(1, steps // config.details) if config.details else 0,
+        gradient_every=_recorded_every(budget),
         device=config.runtime.device,
     )
     images = run.open_images()
@@ -126,7 +149,6 @@ def resnet_arm(kind: Kind, budget: Budget, lr: float | None) -> FanInArm:
         cost=float(forward) * (3 * trained + evaluated + measured),
         unit="images",
         task="gradient_fan_in.measure:train_and_measure_images",
-        files=(MEASURE_FILE,),
         more={"ablation_tokens": config.ablation_tokens},
         kind=kind,
         blocks=model.blocks,
@@ -143,9 +165,9 @@ def chosen(config: GfaConfig) -> list[Kind]:
     Raises:
         UsageError: an unknown name, none, or an option of an arm that takes no part.
     """
-    if config.arms is None:
-        return [KINDS[name] for name in USUAL]
-    wanted = {name.strip() for name in config.arms.split(",") if name.strip()}
+    wanted = set(USUAL)
+    if config.arms is not None:
+        wanted = {name.strip() for name in config.arms.split(",") if name.strip()}
     if not wanted:
         raise UsageError(f"--arms names no arm; {', '.join(KINDS)} work")
     for name in wanted:
@@ -157,6 +179,10 @@ def chosen(config: GfaConfig) -> list[Kind]:
     skip = config.early_exit
     if "layerskip" not in wanted and skip != GfaConfig.early_exit:
         raise UsageError("options of early exits go with the arm layerskip, which is not among --arms")
+    if "layerskip" in wanted and skip.layer_dropout <= 0 and skip.exit_loss <= 0:
+        raise UsageError(
+            f"--layer-dropout 0 with --exit-loss 0 leaves nothing of layerskip; {DROPOUT:g} and {EXIT_LOSS:g} work"
+        )
     return [kind for kind in KINDS.values() if kind.name in wanted]
 
 
@@ -165,19 +191,14 @@ def amount_of(loss_per: str) -> str:
     return "images" if loss_per == "image" else "tokens"
 
 
-def _layerskip(config: GfaConfig) -> Mapping[str, Any]:
-    skip = config.early_exit
-    if skip.layer_dropout <= 0 and skip.exit_loss <= 0:
-        raise UsageError(
-            f"--layer-dropout 0 with --exit-loss 0 leaves nothing of layerskip; {DROPOUT:g} and {EXIT_LOSS:g} work"
-        )
-    return {"early_exit": skip}
+def _recorded_every(budget: Budget) -> int:
+    """Steps between records of the gradients' effective rank and diversity; 0 without any."""
+    details = budget.config.details
+    return max(1, budget.tokens // budget.batch_tokens // details) if details else 0
 
 
 def _cost(run: Run, config: GfaConfig) -> float:
     """FLOPs of training with its exits and its records, of the evaluations, and of a forward pass for every block."""
-    from leadline.designs import count_flops
-
     flops = count_flops(run.model)
     skip = run.layerskip
     training, evaluation = float(flops.training_total), float(flops.forward)
@@ -193,61 +214,3 @@ def _cost(run: Run, config: GfaConfig) -> float:
     read = min(run.evaluate_tokens, run.data.heldout.tokens) * (1 + run.steps // run.evaluate_every)
     trained = run.steps * run.batch_tokens
     return training * trained + evaluation * read + flops.forward * passes * config.ablation_tokens
-
-
-KINDS: dict[str, Kind] = {
-    kind.name: kind
-    for kind in (
-        Kind(name="vanilla", summary="plain training with AdamW"),
-        Kind(
-            name="layerskip",
-            summary="LayerSkip: blocks dropped in depth, losses at early exits",
-            control="vanilla",
-            options=_layerskip,
-        ),
-        Kind(
-            name="equalised-adamw",
-            summary="the gradients of all blocks rescaled to one norm in each step, AdamW",
-            role="equalise",
-            control="vanilla",
-            options=lambda config: {"equalise": True},
-        ),
-        Kind(
-            name="equalised-updates",
-            summary="what AdamW adds to each block rescaled to one norm in each step",
-            role="equalise",
-            control="vanilla",
-            options=lambda config: {"equalise_updates": True},
-        ),
-        Kind(
-            name="vanilla-sgd",
-            summary="plain training with SGD, the control of equalised-sgd",
-            role="control",
-            options=lambda config: {"optimizer": "sgd"},
-        ),
-        Kind(
-            name="equalised-sgd",
-            summary="the gradients of all blocks rescaled to one norm in each step, SGD",
-            role="equalise",
-            control="vanilla-sgd",
-            options=lambda config: {"optimizer": "sgd", "equalise": True},
-        ),
-        Kind(
-            name="repeated",
-            summary="the last blocks run several times with the same parameters",
-            role="repeat",
-            control="vanilla",
-            options=lambda config: {"repeat": config.interventions.repeat},
-        ),
-        Kind(
-            name="resnet50",
-            summary="ResNet-50's sixteen bottleneck blocks on real images, SGD",
-            loss_per="image",
-        ),
-    )
-}
-"""Every arm by its name, in the order of the report."""
-
-USUAL = tuple(name for name in KINDS if not name.endswith("-sgd"))
-"""Those that take part unless arms are named. SGD is far behind AdamW after a short training, and its importance there
-is noise."""

@@ -48,9 +48,8 @@ class GfaConfig(ExperimentConfig):
     def check(self) -> None:
         """See `Checked`."""
         super().check()
-        for name in ("equalise", "equalise_updates"):
+        for name, arm in (("equalise", "equalised-adamw"), ("equalise_updates", "equalised-updates")):
             if getattr(self.interventions, name):
-                arm = "equalised-adamw" if name == "equalise" else "equalised-updates"
                 raise UsageError(f"{name}=True is not an option of this study; --arms {arm} works")
         if self.optimizer.optimizer != "adamw":
             raise UsageError("--optimizer is each arm's own here; --arms vanilla-sgd,equalised-sgd works")

@@ -1,4 +1,4 @@
-"""Trains and measures every arm on every seed, and gathers it: `results.json`.
+"""Trains and measures every arm on every seed, and gathers it: `results.json`. Says beforehand how long it will take.
 
 study, leadline, command, created, machine, data, repeat     as `leadline.experiments.results.opening`
 design, preset, blocks, seeds    what was trained
@@ -31,8 +31,8 @@ arms                             one each, in order:
     phases                       `from`, `to`, `weight`, share_delta, share_fan_in
     fits                         by definition's name `own`, `other` (R²) and `difference` (value, low, high, runs)
     first_share                  the first block's share, mean over seeds
-    late                         by part (see `late`: third, last, single, each also `_rest`, without the first block)
-                                 mean, low, high, by_seed; and `predicted`, by part what φ says.
+    late                         by part (see `statistics`: third, last, single, each also `_rest`, without the first
+                                 block) mean, low, high, by_seed; and `predicted`, by part what φ says.
                                  Null where no run finished
     against                      minus the control, by pairs of a seed: by part, and bits_per_byte, mean, low, high,
                                  by_seed or null; and `predicted`, by part the rise that φ says. Null without a control
@@ -42,37 +42,42 @@ headline, sentences, judgements  the verdicts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import timeit
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from leadline.designs import resolve
+from leadline.data import DataSet
+from leadline.designs import count_flops, resolve
 from leadline.errors import LeadlineError, UsageError
 from leadline.experiments.engine import Experiment, Say
 from leadline.experiments.gradient_fan_in.arms import FanInArm, chosen, decoder_arm, resnet_arm
 from leadline.experiments.gradient_fan_in.config import TOKENS, GfaConfig
-from leadline.experiments.gradient_fan_in.estimate import estimate_words, step_of
-from leadline.experiments.gradient_fan_in.late import against, late_importance
 from leadline.experiments.gradient_fan_in.measure import MEASURE_FILE, MeasureFile
 from leadline.experiments.gradient_fan_in.page import make_page
 from leadline.experiments.gradient_fan_in.shares import beside, by_definition, by_phase, fits, shares_of
-from leadline.experiments.gradient_fan_in.statistics import late_count, paired
-from leadline.experiments.gradient_fan_in.verdict import judge
-from leadline.experiments.gradient_fan_in.verdict_fan_in import parts
+from leadline.experiments.gradient_fan_in.statistics import against, late_count, late_importance, paired
+from leadline.experiments.gradient_fan_in.verdict import judge, parts
 from leadline.experiments.jobs import Job
 from leadline.experiments.options import budget_of, parse_rates
 from leadline.experiments.results import judged, opening
 from leadline.experiments.runs import RunResult, mean_of, measured
 from leadline.files import check_sum
+from leadline.pruning.speed import torch_threads
 from leadline.reading import read_json
 from leadline.report.page import render
+from leadline.report.words import count, duration
 from leadline.training.config import RunConfig, parse_repeat
 from leadline.training.gradient_file import GRADIENT
 from leadline.training.resolve import shape_of
 
-if TYPE_CHECKING:
-    from leadline.data import DataSet
-
+STEP_TOKENS = 1024
+MOST_FLOPS = 2e11
+"""A step that costs more is not timed beforehand: that would take longer than it is worth."""
+START = 8.0
+"""Seconds that a run takes to start and to write."""
+BESIDE = 1.25
+"""Two processes on two cores are slower than one alone, by experience."""
 SHARES_READ = ("share", "share_per_parameter", "sublayer_share", "steps", "steps_without_gradient")
 """Of a run's `gradient.json`."""
 
@@ -119,7 +124,9 @@ class GradientFanIn(Experiment[GfaConfig]):
         """See `Experiment`."""
         gathered = {arm.name: self._arm(arm) for arm in self.arms}
         for arm in self.arms:
-            gathered[arm.name]["against"] = _against(gathered[arm.name], gathered.get(arm.kind.control))
+            mine, control = gathered[arm.name], gathered.get(arm.kind.control)
+            if control is not None:
+                mine["against"] = {**against(mine, control), "bits_per_byte": paired(_bits(mine), _bits(control))}
         config = self.config
         found = {
             **opening(self.kind, command, self.data, self.seeds),
@@ -141,27 +148,24 @@ class GradientFanIn(Experiment[GfaConfig]):
         kind, results = arm.kind, arm.runs(self.out, self.seeds)
         runs = [_run(result, seed, self.out) for result, seed in zip(results, self.seeds, strict=True)]
         done = [run for run in runs if run is not None]
-        found = {
+        definitions = by_definition(done) if done else None
+        return {
             "name": arm.name,
-            "summary": kind.summary,
-            "role": kind.role,
-            "control": kind.control,
-            "loss_per": kind.loss_per,
+            **{name: getattr(kind, name) for name in ("summary", "role", "control", "loss_per")},
             **measured(results, depth=False),
             "blocks": arm.blocks,
             "late_blocks": late_count(arm.blocks),
-            "tokens": arm.tokens,
-            "learning_rate": arm.learning_rate,
-            "parameters": arm.parameters,
-            "flops_per_token": arm.flops_per_token,
+            **{name: getattr(arm, name) for name in ("tokens", "learning_rate", "parameters", "flops_per_token")},
             "runs": runs,
-            **(_correlations(done) if done else NOTHING),
+            "correlations": {**definitions["sum"], **beside(done)} if definitions else None,
+            "definitions": definitions,
+            "phases": by_phase(done),
+            "fits": fits(done),
             "first_share": mean_of([run["share"][0] for run in done]),
             "late": late_importance(runs, late_count(arm.blocks), min(self.last, arm.blocks)) if done else None,
             "against": None,
+            "g1": {name: parts(pairs) for name, pairs in definitions.items()} if definitions else None,
         }
-        found["g1"] = {name: parts(pairs) for name, pairs in found["definitions"].items()} if done else None
-        return found
 
 
 def _run(result: RunResult, seed: int, out: Path) -> dict[str, Any] | None:
@@ -173,7 +177,7 @@ def _run(result: RunResult, seed: int, out: Path) -> dict[str, Any] | None:
         check_sum(result.folder / MEASURE_FILE)
     except FileNotFoundError:
         return None
-    gradient = result.gradient
+    gradient, measures = result.gradient, {**own}
     if lacking := [name for name in SHARES_READ if name not in gradient]:
         raise LeadlineError(f"{result.folder / GRADIENT} is damaged: it lacks {', '.join(lacking)}")
     details = gradient.get("details") or []
@@ -181,43 +185,68 @@ def _run(result: RunResult, seed: int, out: Path) -> dict[str, Any] | None:
         "seed": seed,
         "folder": str(result.folder.relative_to(out)),
         "loss": own["loss"],
-        "share": gradient["share"],
-        "share_per_parameter": gradient["share_per_parameter"],
-        "sublayer_share": gradient["sublayer_share"],
+        **{name: gradient[name] for name in ("share", "share_per_parameter", "sublayer_share")},
         **shares_of(result.folder, gradient),
         "equalised_share": (gradient.get("equalised") or {}).get("share"),
         "steps_without_gradient": gradient["steps_without_gradient"]["block"],
-        "effective_rank": mean_of([detail.get("effective_rank") for detail in details]),
-        "cosine": mean_of([detail.get("cosine") for detail in details]),
-        "fan_in": own["fan_in"],
-        "order": own["order"],
-        "exit_weights": own["exit_weights"],
-        "delta": own["delta"],
-        "place_delta": own["place_delta"],
+        **{name: mean_of([detail.get(name) for detail in details]) for name in ("effective_rank", "cosine")},
+        **{name: measures[name] for name in ("fan_in", "order", "exit_weights", "delta", "place_delta")},
     }
-
-
-def _correlations(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    by_name = by_definition(runs)
-    return {
-        "correlations": {**by_name["sum"], **beside(runs)},
-        "definitions": by_name,
-        "phases": by_phase(runs),
-        "fits": fits(runs),
-    }
-
-
-NOTHING: dict[str, Any] = {"correlations": None, "definitions": None, "phases": [], "fits": {}}
-
-
-def _against(arm: dict[str, Any], control: dict[str, Any] | None) -> dict[str, Any] | None:
-    if control is None:
-        return None
-    return {**against(arm, control), "bits_per_byte": paired(_bits(arm), _bits(control))}
 
 
 def _bits(arm: dict[str, Any]) -> dict[int, float | None]:
-    runs, bits = arm["runs"], arm["bits_per_byte"]
-    if bits is None:
-        return {}
-    return {run["seed"]: value for run, value in zip(runs, bits["values"], strict=True) if run is not None}
+    pairs = zip(arm["runs"], (arm["bits_per_byte"] or {"values": ()})["values"], strict=False)
+    return {run["seed"]: value for run, value in pairs if run is not None}
+
+
+class Step(NamedTuple):
+    """A piece of training to be timed: what runs it, and its FLOPs."""
+
+    run: Callable[[], None]
+    flops: float
+
+
+def step_of(config: RunConfig) -> Step | None:
+    """Forward and backward of a decoder; None for large models and for devices other than the CPU."""
+    import torch
+
+    from leadline.models import Decoder
+    from leadline.training.evaluation import loss_of
+    from leadline.training.resolve import decide, usable_device
+
+    run = decide(config)
+    sequences = max(1, min(run.batch_size, STEP_TOKENS // run.context))
+    flops = count_flops(run.model).training_total * sequences * run.context
+    if usable_device(config.runtime.device).type != "cpu" or flops > MOST_FLOPS:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(run.data.vocab_size, (sequences, run.context), generator=generator)
+    with torch.random.fork_rng(devices=[]):
+        model = Decoder(run.model)
+    return Step(run=lambda: loss_of(model(tokens), tokens).backward(), flops=float(flops))
+
+
+def estimate_words(queue: Sequence[Job], slots: int, threads: int, step: Step | None) -> str:
+    """What is still to be done, in a sentence.
+
+    Args:
+        queue: its costs are in FLOPs.
+        slots: jobs at a time.
+        threads: of each.
+        step: a piece of training to time, the best of three times; None: the time isn't told.
+    """
+    waiting = [job for job in queue if not job.done]
+    flops = sum(job.cost for job in waiting)
+    units = dict.fromkeys(job.unit for job in waiting)
+    read = [f"{count(sum(job.tokens for job in waiting if job.unit == unit))} {unit}" for unit in units]
+    amount = ", ".join([f"{len(waiting)} of {len(queue)} runs to do", *read])
+    what = f"{amount} and {count(flops)}FLOPs with measurements"
+    if step is None:
+        return f"{what}; the time is told once runs are on their way"
+    with torch_threads(threads):
+        rate = step.flops / min(timeit.repeat(step.run, number=1, repeat=3))
+    slots = max(1, min(slots, len(waiting)))
+    seconds = (flops / rate * (BESIDE if slots > 1 else 1.0) + START * len(waiting)) / slots
+    # The longest run can't be shared out.
+    longest = max((job.cost for job in waiting), default=0.0) / rate
+    return f"{what}: about {duration(max(seconds, longest))} on a machine that does nothing else"

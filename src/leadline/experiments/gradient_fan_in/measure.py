@@ -123,17 +123,15 @@ def block_delta(stack: Stack, order: Sequence[int], batches: Iterable[TokenBatch
                     logits = stack.logits(batch.tokens.to(stack.device))
                 losses.append(sequence_losses(logits, batch.targets.to(logits.device)))
             rise.add(losses, batch.targets.shape[-1])
-    rows = [
-        {"nats": nats, "low": low, "high": high}
-        for nats, (low, high) in zip(rise.rises(), rise.intervals(), strict=True)
-    ]
+    nats: list[float | None] = [*rise.rises()]
+    ends = rise.intervals()
+
+    def rows(which: slice) -> dict[str, list[float | None]]:
+        return {"nats": nats[which], "low": [low for low, _ in ends[which]], "high": [high for _, high in ends[which]]}
+
     return {
         "tokens": rise.tokens,
         "loss": rise.loss(),
-        "delta": _columns(rows[: len(whole)]),
-        "place_delta": _columns(rows[len(whole) :]) if single else None,
+        "delta": rows(slice(len(whole))),
+        "place_delta": rows(slice(len(whole), None)) if single else None,
     }
-
-
-def _columns(rows: Sequence[dict[str, float | None]]) -> dict[str, list[float | None]]:
-    return {name: [row[name] for row in rows] for name in ("nats", "low", "high")}

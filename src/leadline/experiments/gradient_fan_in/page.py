@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from leadline.experiments.gradient_fan_in.arms import amount_of
 from leadline.experiments.gradient_fan_in.pictures import SPECS, sections
-from leadline.experiments.gradient_fan_in.verdict_fan_in import DECIDES, PARTS
+from leadline.experiments.gradient_fan_in.verdict import DECIDES, PARTS
 from leadline.experiments.gradient_fan_in.verdict_late import difference_words, reading_of
-from leadline.experiments.results import Judgement, facts
+from leadline.experiments.page import Arm, Shown, estimate, grouped, row_of, study_page
 from leadline.probes.correlation import KINDS
 from leadline.report.page import Cell, Column, Entry, Page, Table, TableRow, Tone
-from leadline.report.words import count, fixed, interval, plain
-
-Arm = Mapping[str, Any]
+from leadline.report.words import count, fixed, plain
 
 PAIRS = {
     "share_fan_in": "ḡ and φ",
@@ -32,109 +30,64 @@ PAIRS = {
 
 def make_page(results: Mapping[str, Any]) -> Page:
     """The page, from the content of `results.json`."""
-    arms: Sequence[Arm] = results["arms"]
-    entries = [
-        Entry(index=index, name=arm["name"], baseline=index == 0, drawn=arm["correlations"] is not None)
+    arms = results["arms"]
+    shown = [
+        (Entry(index=index, name=arm["name"], baseline=index == 0, drawn=arm["correlations"] is not None), arm)
         for index, arm in enumerate(arms)
     ]
+    amounts = dict.fromkeys(f"{count(arm['tokens'])} {amount_of(arm['loss_per'])}" for arm in arms)
     seeds = len(results["seeds"])
-    return Page(
-        headline=results["headline"],
-        version=results["leadline"],
+    return study_page(
+        results,
+        shown,
         summary=[
-            results["data"]["name"],
             f"{results['design']}, {results['preset']}, {results['blocks']} blocks",
-            f"{' and '.join(_amounts(arms))} a run",
-            f"{seeds} seed{'s' if seeds > 1 else ''}",
-            results["created"][:10],
+            f"{' and '.join(amounts)} a run",
         ],
+        one_seed="One seed: no interval over seeds can be shown, so no claim is decided. Repeat with --seeds 3.",
         lead=[
             "The gradient reaches early blocks over more paths than late ones. Here: whether a block's share of the "
             "gradient (ḡ) follows that fan-in (φ) and goes with what the block is worth (ΔM), and whether late blocks "
             "come to matter when gradients are made equal or when they are repeated."
         ],
-        further=results["sentences"],
-        warnings=["One seed: no interval over seeds can be shown, so no claim is decided. Repeat with --seeds 3."]
-        if seeds == 1
-        else [],
-        verdicts=[Judgement(**judgement).shown() for judgement in results["judgements"]],
-        table=_table(arms, entries, results),
-        failures=[(arm["name"], arm["error"]) for arm in arms if arm["error"]],
-        entries=entries,
+        table=SPECS.table("arms", [_row(entry, arm, seeds) for entry, arm in shown]),
         legend="arms",
-        sections=sections(list(zip(entries, arms, strict=True)), results),
+        sections=sections(shown, results),
         tables=[
-            ("Definitions of the gradient share", _definitions(arms, entries)),
-            ("All correlations", _all_correlations(arms, entries)),
-            ("Arms", _kinds(arms, entries)),
+            ("Definitions of the gradient share", _definitions(shown)),
+            ("All correlations", _all_correlations(shown)),
+            ("Arms", _kinds(shown)),
         ],
-        facts=[
-            ("Seeds", ", ".join(map(str, results["seeds"]))),
+        more=[
             ("ΔM", f"on {results['ablation_tokens']:,} held-out tokens at most, or images"),
             ("Claims", "arXiv 2606.26538, abstract and summaries; the protocol is Leadline's"),
-            *facts(dict(results)),
-        ],
-        command=results["repeat"]["command"],
-        install=results["repeat"]["install"],
-    )
-
-
-def _table(arms: Sequence[Arm], entries: Sequence[Entry], results: Mapping[str, Any]) -> Table:
-    return SPECS.table(
-        "arms", [_row(arm, entry, len(results["seeds"])) for arm, entry in zip(arms, entries, strict=True)]
-    )
-
-
-def _row(arm: Arm, entry: Entry, seeds: int) -> TableRow:
-    share, speed = arm["first_share"], arm["tokens_per_second"]
-    done = sum(run is not None for run in arm["runs"])
-    part = reading_of(arm)
-    late, against = ((arm[side] or {}).get(part) for side in ("late", "against"))
-    return TableRow(
-        head=arm["name"],
-        entry=entry,
-        remark="" if done == seeds else f"{done} of {seeds} seeds",
-        failed=done == 0,
-        cells=[
-            _loss(arm),
-            *(_correlation(arm, f"share_{part}", DECIDES, strong=True) for part in PARTS),
-            "–" if share is None else fixed(100 * share, 0),
-            Cell(text=fixed(late["mean"], 2), below=interval(late["mean"], late["low"], late["high"], 2))
-            if late
-            else "–",
-            _difference(arm, against),
-            _speed(arm, speed),
         ],
     )
 
 
-def _amounts(arms: Sequence[Arm]) -> list[str]:
-    """What the arms train on, each amount once."""
-    return list(dict.fromkeys(f"{count(arm['tokens'])} {amount_of(arm['loss_per'])}" for arm in arms))
-
-
-def _speed(arm: Arm, speed: float | None) -> Cell | str:
-    if not speed:
-        return "–"
-    unit = amount_of(arm["loss_per"])
-    return Cell(text=f"{speed:,.0f}", below="" if unit == "tokens" else f"{unit} a second")
+def _row(entry: Entry, arm: Arm, seeds: int) -> TableRow:
+    share, speed, unit = arm["first_share"], arm["tokens_per_second"], amount_of(arm["loss_per"])
+    late, against = ((arm[side] or {}).get(reading_of(arm)) for side in ("late", "against"))
+    cells = [
+        _loss(arm),
+        *(_coefficient(arm["correlations"], f"share_{part}", strong=True) for part in PARTS),
+        "–" if share is None else fixed(100 * share, 0),
+        estimate(late, 2),
+        _difference(arm, against) if against else "–",
+        Cell(text=f"{speed:,.0f}", below="" if unit == "tokens" else f"{unit} a second") if speed else "–",
+    ]
+    return row_of(entry, cells, sum(run is not None for run in arm["runs"]), seeds)
 
 
 def _loss(arm: Arm) -> Cell | str:
-    bits = arm["bits_per_byte"]
-    if not bits:
-        return "–"
-    below = interval(bits["mean"], bits["low"], bits["high"])
-    if arm["loss_per"] != "byte":
-        below = f"{below} bits per {arm['loss_per']}".strip()
-    return Cell(text=fixed(bits["mean"]), below=below)
+    found = estimate(arm["bits_per_byte"])
+    if arm["loss_per"] == "byte" or isinstance(found, str):
+        return found
+    return Cell(text=found.text, below=f"{found.below} bits per {arm['loss_per']}".strip())
 
 
-def _difference(arm: Arm, against: Mapping[str, Any] | None) -> Cell | str:
-    if not against:
-        return "–"
-    words = difference_words(against)
-    text, _, below = words.partition(" ")
+def _difference(arm: Arm, against: Mapping[str, Any]) -> Cell:
+    text, _, below = difference_words(against).partition(" ")
     below = below.strip("()").replace("on one seed, without an interval", "one seed")
     predicted = arm["against"]["predicted"][reading_of(arm)]
     if arm["role"] == "repeat" and predicted is not None:
@@ -142,14 +95,12 @@ def _difference(arm: Arm, against: Mapping[str, Any] | None) -> Cell | str:
     return Cell(text=text, below=below)
 
 
-def _correlation(arm: Arm, pair: str, kind: str, *, strong: bool = False) -> Cell | str:
-    if not arm["correlations"]:
+def _coefficient(
+    pairs: Mapping[str, Any] | None, pair: str, kind: str = DECIDES, *, strong: bool = False
+) -> Cell | str:
+    if not pairs:
         return "–"
-    return _coefficient(arm["correlations"][pair], kind, strong=strong)
-
-
-def _coefficient(found: Mapping[str, Any], kind: str, *, strong: bool = False) -> Cell | str:
-    rho = found[kind]
+    found, rho = pairs[pair], pairs[pair][kind]
     if rho["value"] is None:
         return Cell(text="–", below=rho["reason"] or "")
     if rho["low"] is None:
@@ -161,15 +112,15 @@ def _coefficient(found: Mapping[str, Any], kind: str, *, strong: bool = False) -
     return Cell(text=fixed(rho["value"], 2), below=below, tone=tone, strong=strong)
 
 
-def _definitions(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
+def _definitions(shown: Shown) -> Table:
     rows = []
-    for arm, entry in zip(arms, entries, strict=True):
+    for entry, arm in shown:
         phases = {f"sum, steps {phase['from']} to {phase['to']}": phase for phase in arm["phases"]}
-        for index, (words, pairs) in enumerate({**(arm["definitions"] or {}), **phases}.items()):
-            of_both = [_coefficient(pairs[f"share_{part}"], DECIDES) for part in PARTS]
-            cells = [words, *of_both, _fit(arm["fits"].get(words))]
-            head, shown = (arm["name"], entry) if index == 0 else ("", None)
-            rows.append(TableRow(head=head, entry=shown, cells=cells))
+        cells = [
+            [words, *(_coefficient(pairs, f"share_{part}") for part in PARTS), _fit(arm["fits"].get(words))]
+            for words, pairs in {**(arm["definitions"] or {}), **phases}.items()
+        ]
+        rows += grouped(entry, cells)
     return SPECS.table("definitions", rows)
 
 
@@ -177,40 +128,21 @@ def _fit(found: Mapping[str, Any] | None) -> Cell | str:
     return "–" if found is None else Cell(text=fixed(found["own"], 2), below=f"{fixed(found['other'], 2)} the other")
 
 
-def _all_correlations(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
-    return SPECS.table(
-        "all_correlations",
-        [
-            TableRow(
-                head=arm["name"] if index == 0 else "",
-                entry=entry if index == 0 else None,
-                cells=[words, *(_correlation(arm, pair, kind) for kind in KINDS)],
-            )
-            for arm, entry in zip(arms, entries, strict=True)
-            if arm["correlations"]
-            for index, (pair, words) in enumerate(PAIRS.items())
-            if pair in arm["correlations"]
-        ],
-        columns=[Column(heading="Of", words=True), *(Column(heading=kind.capitalize()) for kind in KINDS)],
-    )
+def _all_correlations(shown: Shown) -> Table:
+    rows = []
+    for entry, arm in shown:
+        pairs = arm["correlations"] or {}
+        there = [(pair, words) for pair, words in PAIRS.items() if pair in pairs]
+        rows += grouped(entry, [[words, *(_coefficient(pairs, pair, kind) for kind in KINDS)] for pair, words in there])
+    columns = [Column(heading="Of", words=True), *(Column(heading=kind.capitalize()) for kind in KINDS)]
+    return SPECS.table("all_correlations", rows, columns=columns)
 
 
-def _kinds(arms: Sequence[Arm], entries: Sequence[Entry]) -> Table:
-    return SPECS.table(
-        "kinds",
-        [
-            TableRow(
-                head=arm["name"],
-                entry=entry,
-                cells=[
-                    arm["summary"],
-                    arm["control"] or "–",
-                    plain(arm["learning_rate"]),
-                    f"{arm['tokens']:,} {amount_of(arm['loss_per'])}",
-                    f"{arm['parameters']:,}",
-                    f"{arm['flops_per_token']:,}",
-                ],
-            )
-            for arm, entry in zip(arms, entries, strict=True)
-        ],
-    )
+def _kinds(shown: Shown) -> Table:
+    rows = []
+    for entry, arm in shown:
+        amount = f"{arm['tokens']:,} {amount_of(arm['loss_per'])}"
+        sizes = (f"{arm[name]:,}" for name in ("parameters", "flops_per_token"))
+        cells = [arm["summary"], arm["control"] or "–", plain(arm["learning_rate"]), amount, *sizes]
+        rows.append(TableRow(head=entry.name, entry=entry, cells=cells))
+    return SPECS.table("kinds", rows)

@@ -19,14 +19,7 @@ from typing import Any
 import numpy as np
 
 from leadline.errors import LeadlineError, UsageError
-from leadline.experiments.gradient_fan_in.statistics import (
-    Numbers,
-    Row,
-    complete,
-    correlation,
-    covering,
-    resampled,
-)
+from leadline.experiments.gradient_fan_in.statistics import Numbers, Row, complete, correlation, covering, resampled
 from leadline.probes import fan_in
 from leadline.probes.correlation import coefficients
 from leadline.training.gradient_steps import DEFINITIONS, StepNorms, load_norms, shares
@@ -85,28 +78,24 @@ def _phases(norms: StepNorms, warmup: int) -> list[dict[str, Any]]:
 
 def by_definition(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """For each definition, its correlations with φ and ΔM, by the names that `results.json` has."""
-    return {
-        name: _pairs(
-            runs,
-            [run["definitions"][name] for run in runs],
-            [(run["definitions_when_present"] or run["definitions"])[name] for run in runs],
-        )
-        for name in DEFINITIONS
-    }
+    found: dict[str, dict[str, Any]] = {name: {} for name in DEFINITIONS}
+    for name, pairs in found.items():
+        share, present = [run["definitions"][name] for run in runs], _when_present(runs, name)
+        for other, values in _against(runs).items():
+            pairs[f"share_{other}"] = correlation(share, values)
+            pairs[f"share_{other}_rest"] = correlation(share, values, drop_first=True)
+            if present != share:
+                pairs[f"share_{other}_when_present"] = correlation(present, values)
+    return found
 
 
 def _against(runs: Sequence[Run]) -> dict[str, list[Row]]:
     return {"delta": [run["delta"]["nats"] for run in runs], "fan_in": [run["fan_in"] for run in runs]}
 
 
-def _pairs(runs: Sequence[Run], share: list[Row], present: list[Row]) -> dict[str, Any]:
-    found = {}
-    for name, values in _against(runs).items():
-        found[f"share_{name}"] = correlation(share, values)
-        found[f"share_{name}_rest"] = correlation(share, values, drop_first=True)
-        if present != share:
-            found[f"share_{name}_when_present"] = correlation(present, values)
-    return found
+def _when_present(runs: Sequence[Run], name: str) -> list[Row]:
+    """ḡ for each step in which a block took part, where blocks were dropped."""
+    return [(run["definitions_when_present"] or run["definitions"])[name] for run in runs]
 
 
 def beside(runs: Sequence[Run]) -> dict[str, Any]:
@@ -124,9 +113,9 @@ def by_phase(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """For each phase `from`, `to`, `weight` (mean over runs), and its correlations with φ and ΔM."""
     found = []
     for phases in zip(*(run["phases"] for run in runs), strict=True):
-        rows, weights = [phase["share"] for phase in phases], [phase["weight"] for phase in phases]
+        rows, weight = [phase["share"] for phase in phases], float(np.mean([phase["weight"] for phase in phases]))
         pairs = {f"share_{name}": correlation(rows, values) for name, values in _against(runs).items()}
-        found.append({"from": phases[0]["from"], "to": phases[0]["to"], "weight": float(np.mean(weights)), **pairs})
+        found.append({"from": phases[0]["from"], "to": phases[0]["to"], "weight": weight, **pairs})
     return found
 
 
@@ -145,17 +134,15 @@ def fits(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
         `own` and `other`, means over runs, and `difference` with `value`, `low`, `high` and `runs`; the interval is
         as a correlation's (`leadline.experiments.gradient_fan_in.statistics`).
     """
-    own, other = ([shapes(run)[shape] for run in runs] for shape in (0, 1))
     found: dict[str, dict[str, Any]] = {}
     for name in DEFINITIONS:
-        share = [(run["definitions_when_present"] or run["definitions"])[name] for run in runs]
-        fit, alternative = _explained(share, own), _explained(share, other)
-        if fit is None or alternative is None:
-            continue
-        of_runs = fit[0] - alternative[0]
-        low, high = covering(fit[1] - alternative[1], of_runs, bounded=False)
-        difference = {"value": float(of_runs.mean()), "low": low, "high": high, "runs": of_runs.tolist()}
-        found[name] = {"own": float(fit[0].mean()), "other": float(alternative[0].mean()), "difference": difference}
+        share = _when_present(runs, name)
+        own, other = (_explained(share, [shapes(run)[shape] for run in runs]) for shape in (0, 1))
+        if own is not None and other is not None:
+            of_runs = own[0] - other[0]
+            low, high = covering(own[1] - other[1], of_runs, bounded=False)
+            difference = {"value": float(of_runs.mean()), "low": low, "high": high, "runs": of_runs.tolist()}
+            found[name] = {"own": float(own[0].mean()), "other": float(other[0].mean()), "difference": difference}
     return found
 
 

@@ -8,26 +8,40 @@
     paired          one arm minus another, seed by seed, with Student's t over seeds
 
 With one seed there is an interval over blocks alone, which says nothing of other seeds, and none by Student's t.
+
+How much the late blocks are worth has three readings:
+
+    third   the last third of the blocks: what the claim about equalised gradients is of
+    last    the last K blocks, which the repeated arm repeats: what the claim about repeating is of
+    single  the last K with one place of a repeated block left out at a time, the mean over its places
+
+each with `late`, and as `…_rest` without the first block, which often outweighs all others. What φ predicts is the same
+ratio with ΔM in proportion to φ, and a rise is that of the arm's φ over the control's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from leadline.experiments.runs import mean_of
 from leadline.experiments.statistics import interval
 from leadline.probes.correlation import KINDS, RESAMPLES, Correlation, central, coefficients, correlate
 
 Row = Sequence[float | None]
 Numbers = NDArray[np.float64]
 Pair = tuple[list[float], list[float]]
+Run = Mapping[str, Any]
 MOST = 0.999
 THIRD = 3
 """The late blocks are the last of so many equal parts."""
+PARTS = tuple(f"{reading}{rest}" for reading in ("third", "last", "single") for rest in ("", "_rest"))
+"""Every reading of late importance, with all blocks and without the first."""
 
 
 def correlation(x: Sequence[Row], y: Sequence[Row], *, drop_first: bool = False, seed: int = 0) -> dict[str, Any]:
@@ -45,22 +59,23 @@ def correlation(x: Sequence[Row], y: Sequence[Row], *, drop_first: bool = False,
     """
     rows = complete(x, y, drop_first)
     alone = [correlate(a, b, resamples=0) for a, b in rows]
+    over_blocks = correlate(*rows[0], seed=seed) if len(rows) == 1 else {}
     found: dict[str, Any] = {
         "over": "blocks and seeds" if len(rows) > 1 else "blocks",
         "blocks": len(rows[0][0]) if rows else 0,
     }
     for kind in KINDS:
         values = [one[kind].value for one in alone]
-        reason = next((one[kind].reason for one in alone if one[kind].value is None), None)
-        if len(rows) == 1:
-            one = correlate(*rows[0], seed=seed)[kind]
-            found[kind] = _as_data(one, values)
-        elif not values or None in values:
-            found[kind] = _as_data(Correlation(value=None, reason=reason or "no run finished"), values)
+        known = [value for value in values if value is not None]
+        if over_blocks:
+            whole = over_blocks[kind]
+        elif not known or len(known) < len(values):
+            reasons = [one[kind].reason for one in alone if one[kind].value is None]
+            whole = Correlation(value=None, reason=next(iter(reasons), None) or "no run finished")
         else:
-            known = [value for value in values if value is not None]
             low, high = covering(resampled(rows, kind, seed=seed), np.array(known))
-            found[kind] = _as_data(Correlation(value=float(np.mean(known)), low=low, high=high), values)
+            whole = Correlation(value=float(np.mean(known)), low=low, high=high)
+        found[kind] = {**asdict(whole), "runs": values}
     return found
 
 
@@ -86,8 +101,9 @@ def covering(drawn: Numbers, runs: Numbers, *, bounded: bool = True) -> tuple[fl
     if low is None or high is None or len(runs) < 2:
         return low, high
     of_seeds = interval(runs.tolist())
-    other = over_seeds_of(runs.tolist()) if bounded else (of_seeds.low, of_seeds.high)
-    return (None, None) if None in other else (min(low, float(other[0] or 0.0)), max(high, float(other[1] or 0.0)))
+    ends = over_seeds_of(runs.tolist()) if bounded else (of_seeds.low, of_seeds.high)
+    known = [end for end in ends if end is not None]
+    return min([low, *known]), max([high, *known])
 
 
 def late(delta: Row, count: int, *, drop_first: bool = False) -> float | None:
@@ -111,21 +127,56 @@ def late_count(blocks: int) -> int:
 def over_seeds(values: Mapping[int, float | None]) -> dict[str, Any] | None:
     """`mean`, `low`, `high` of the values by seed, which are there too; None where there are none."""
     known = [value for value in values.values() if value is not None]
-    if not known:
-        return None
-    found = interval(known)
-    by_seed = {str(seed): value for seed, value in values.items()}
-    return {"mean": found.mean, "low": found.low, "high": found.high, "by_seed": by_seed}
+    return {**asdict(interval(known)), "by_seed": {str(s): v for s, v in values.items()}} if known else None
 
 
 def paired(values: Mapping[int, float | None], control: Mapping[int, float | None]) -> dict[str, Any] | None:
     """`values − control` over the seeds that both have, as `over_seeds`; None where they share none."""
-    pairs: dict[int, float | None] = {}
-    for seed, value in values.items():
-        other = control.get(seed)
-        if value is not None and other is not None:
-            pairs[seed] = value - other
-    return over_seeds(pairs)
+    pairs = {seed: _minus(value, control.get(seed)) for seed, value in values.items()}
+    return over_seeds({seed: value for seed, value in pairs.items() if value is not None})
+
+
+def late_importance(runs: Sequence[Run | None], third: int, last: int) -> dict[str, Any]:
+    """By part `mean`, `low`, `high`, `by_seed` of the runs; beside them `predicted`, by part what φ says."""
+    done = [run for run in runs if run is not None]
+
+    def ratio(part: str, run: Run, values: Callable[[Run, bool], Row]) -> float | None:
+        row, count = values(run, part.startswith("single")), third if part.startswith("third") else last
+        return late(row, count, drop_first=part.endswith("_rest"))
+
+    predicted = {part: mean_of([ratio(part, run, _fan_in) for run in done]) for part in PARTS}
+    of_runs = {part: over_seeds({run["seed"]: ratio(part, run, _importance) for run in done}) for part in PARTS}
+    return {**of_runs, "predicted": predicted}
+
+
+def against(arm: Mapping[str, Any], control: Mapping[str, Any]) -> dict[str, Any]:
+    """By part the arm's late importance minus the control's, by pairs of a seed, and the rise that φ predicts."""
+    mine, other = (side["late"] or {} for side in (arm, control))
+    rises = {part: _minus(*(side.get("predicted", {}).get(part) for side in (mine, other))) for part in PARTS}
+    return {**{part: paired(_by_seed(mine, part), _by_seed(other, part)) for part in PARTS}, "predicted": rises}
+
+
+def _by_seed(late: Mapping[str, Any], part: str) -> dict[int, float | None]:
+    return {int(seed): value for seed, value in (late.get(part) or {"by_seed": {}})["by_seed"].items()}
+
+
+def _minus(value: float | None, other: float | None) -> float | None:
+    return None if value is None or other is None else value - other
+
+
+def _importance(run: Run, single: bool) -> Row:
+    """ΔM of every block; with one of its places left out, the mean over its places, where there are several."""
+    if not single or run["place_delta"] is None:
+        nats: Row = run["delta"]["nats"]
+        return nats
+    places = list(zip(run["order"], run["place_delta"]["nats"], strict=True))
+    return [mean_of([value for place, value in places if place == block]) for block in range(len(run["fan_in"]))]
+
+
+def _fan_in(run: Run, single: bool) -> Row:
+    """φ of every block, or its mean over the block's places."""
+    phi: list[float] = run["fan_in"]
+    return [value / run["order"].count(block) for block, value in enumerate(phi)] if single else phi
 
 
 def complete(x: Sequence[Row], y: Sequence[Row], drop_first: bool = False) -> list[Pair]:
@@ -152,13 +203,3 @@ def resampled(
     times = random.multinomial(len(rows), [1 / len(rows)] * len(rows), RESAMPLES) / len(rows)
     mean: Numbers = (times * np.stack(of_seed, axis=1)).sum(axis=1)
     return mean
-
-
-def _as_data(found: Correlation, runs: Sequence[float | None]) -> dict[str, Any]:
-    return {
-        "value": found.value,
-        "low": found.low,
-        "high": found.high,
-        "reason": found.reason,
-        "runs": list(runs),
-    }

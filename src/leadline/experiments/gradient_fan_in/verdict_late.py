@@ -33,11 +33,6 @@ WHAT = {
     "repeat": "repeating the last blocks restores late-layer importance",
 }
 UNDEFINED = "leaving blocks out costs nothing on average, so there is no late importance to speak of"
-OUTCOMES: dict[Return, Outcome] = {
-    "undecided": "open",
-    "partly restored": "open",
-    "no deficit": "no deficit at this size",
-}
 
 
 def restored(
@@ -68,10 +63,9 @@ def reading_of(arm: Arm) -> str:
 
 def yardstick_of(arm: Arm, control: Arm, part: str) -> float | None:
     """The rise that would restore a part of late importance."""
-    if arm["role"] == "repeat":
-        predicted: float | None = arm["against"]["predicted"][part]
-        return predicted
-    return None if control["late"][part] is None else 1.0 - control["late"][part]["mean"]
+    late = control["late"][part]
+    found: float | None = 1.0 - late["mean"] if late else None
+    return arm["against"]["predicted"][part] if arm["role"] == "repeat" else found
 
 
 def judge_late(arm: Arm, by_name: Mapping[str, Arm], last: int) -> Judgement:
@@ -89,13 +83,21 @@ def judge_late(arm: Arm, by_name: Mapping[str, Arm], last: int) -> Judgement:
         words.append(f"{what}: {_reading_words(arm, control, place, yardstick, last)}: {found[-1]}.")
     outcome = _of_both(*found, role=arm["role"])
     if arm["role"] == "repeat":
-        single = restored(arm["against"]["single"], control["late"]["single"], arm["against"]["predicted"]["single"])
-        words.append(f"{_single_words(arm)}: {single}.")
+        rise, yardstick = arm["against"]["single"], yardstick_of(arm, control, "single")
+        single = restored(rise, control["late"]["single"], yardstick)
+        said = f"the difference is {difference_words(rise)}{_wanted(arm, yardstick)}" if rise else UNDEFINED
+        words.append(f"With one place left out at a time {said}: {single}.")
         if outcome == "holds" and single != "restored":
             outcome = "open"
             words.append("So the rise may be no more than that of two passes.")
     if "no deficit" in found:
-        words.append(_size_words(control, part))
+        predicted = control["late"]["predicted"][f"{part}_rest"]
+        followed = "" if predicted is None else f" If importance followed φ that would be {fixed(predicted, 2)}."
+        words.append(
+            f"In {control['name']} the late blocks matter as much as the others: nothing is to be restored "
+            f"at this size.{followed} A size at which this value lies below 1 beyond noise would test the claim; try "
+            "more blocks and more tokens."
+        )
     missing = sum(value is None for side in (arm, control) for value in side["late"][part]["by_seed"].values())
     if missing:
         words.append(f"In {missing} run{'s' if missing > 1 else ''} {UNDEFINED}.")
@@ -109,8 +111,8 @@ def _of_both(whole: Return, rest: Return, *, role: str) -> Outcome:
         return "no deficit at this size"
     if whole != rest:
         return "open" if "undecided" in (whole, rest) else "depends on block 0"
-    if whole in OUTCOMES:
-        return OUTCOMES[whole]
+    if whole in ("undecided", "partly restored"):
+        return "open"
     return "holds" if (whole == "restored") == (role == "repeat") else "does not hold"
 
 
@@ -119,36 +121,26 @@ def _reading_words(arm: Arm, control: Arm, part: str, yardstick: float | None, l
     if late is None or other is None or difference is None:
         return UNDEFINED
     which = f"the last {last} blocks'" if part.startswith("last") else "the last third's"
-    meant = "φ predicts" if arm["role"] == "repeat" else "even importance would be"
-    wanted = "" if yardstick is None else f", where {meant} {fixed(yardstick, 2, sign=True)}"
     return (
         f"{which} ΔM over the mean is {fixed(late['mean'], 2)}, in {control['name']} {fixed(other['mean'], 2)}; "
-        f"difference {difference_words(difference)}{wanted}"
+        f"difference {difference_words(difference)}{_wanted(arm, yardstick)}"
     )
 
 
-def _single_words(arm: Arm) -> str:
-    found, predicted = arm["against"]["single"], arm["against"]["predicted"]["single"]
-    if found is None:
-        return f"With one place left out at a time {UNDEFINED}"
-    wanted = "" if predicted is None else f", where φ predicts {fixed(predicted, 2, sign=True)}"
-    return f"With one place left out at a time the difference is {difference_words(found)}{wanted}"
-
-
-def _size_words(control: Arm, part: str) -> str:
-    predicted = control["late"]["predicted"][f"{part}_rest"]
-    wanted = "" if predicted is None else f" If importance followed φ that would be {fixed(predicted, 2)}."
-    return (
-        f"In {control['name']} the late blocks matter as much as the others: nothing is to be restored "
-        f"at this size.{wanted} A size at which this value lies below 1 beyond noise would test the claim; try more "
-        "blocks and more tokens."
-    )
+def _wanted(arm: Arm, yardstick: float | None) -> str:
+    meant = "φ predicts" if arm["role"] == "repeat" else "even importance would be"
+    return "" if yardstick is None else f", where {meant} {fixed(yardstick, 2, sign=True)}"
 
 
 def difference_words(found: Mapping[str, Any], decimals: int = 2) -> str:
     """`+0.21 (0.05 to 0.37)`, with a word where that is noise or there is one seed."""
-    mean = fixed(found["mean"], decimals, sign=True)
-    if found["low"] is None:
-        return f"{mean} on one seed, without an interval"
-    noise = ", within noise" if found["low"] <= 0 <= found["high"] else ""
-    return f"{mean} ({fixed(found['low'], decimals, sign=True)} to {fixed(found['high'], decimals, sign=True)}{noise})"
+    return span_words(found["mean"], found["low"], found["high"], decimals, alone=" on one seed, without an interval")
+
+
+def span_words(mean: float, low: float | None, high: float | None, decimals: int = 2, *, alone: str = "") -> str:
+    """The same; `alone` stands behind a mean without an interval."""
+    if low is None or high is None:
+        return f"{fixed(mean, decimals, sign=True)}{alone}"
+    noise = ", within noise" if low <= 0 <= high else ""
+    shown, *ends = (fixed(value, decimals, sign=True) for value in (mean, low, high))
+    return f"{shown} ({' to '.join(ends)}{noise})"

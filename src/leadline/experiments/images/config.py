@@ -1,18 +1,32 @@
-"""What a run on images is: the images, the network, the optimiser."""
+"""What a run on images is: the images, the network, the optimiser; and its folder, which holds this run alone."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+from leadline.config import to_dict
 from leadline.data.image_sources import DIGITS, resolve_images
 from leadline.data.images import ImageSet
-from leadline.errors import UsageError
+from leadline.errors import LeadlineError, UsageError
+from leadline.files import write_json
+from leadline.lock import claimed
 from leadline.models.resnet import ResNetConfig
+from leadline.reading import read_json
+from leadline.training.run_folder import RUN_FILE, check_free
 
 SMALL_IMAGES = 64
 """Pixels up to which the stem "auto" keeps the picture whole. [ours]"""
+FREE = ("device", "checkpoint_every", "keep")
+"""What may change when a run resumes."""
+LEAST = {
+    "steps": 1, "batch_size": 2, "keep": 1, "gradient_every": 0, "checkpoint_every": 0, "gradient_from": 1, "seed": 0,
+    "evaluate_every": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +73,9 @@ class ImageRunConfig:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        whole = {"steps": 1, "batch_size": 2, "keep": 1, "gradient_every": 0, "checkpoint_every": 0}
-        for name, least in {**whole, "gradient_from": 1, "seed": 0}.items():
-            if getattr(self, name) < least:
-                raise UsageError(f"{name}={getattr(self, name)} is too small; {least} or more work")
-        if self.evaluate_every is not None and self.evaluate_every < 1:
-            raise UsageError(f"evaluate_every={self.evaluate_every} is too small; 1 or more work")
+        for name, least in LEAST.items():
+            if (value := getattr(self, name)) is not None and value < least:
+                raise UsageError(f"{name}={value} is too small; {least} or more work")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise UsageError(f"learning_rate={self.learning_rate} must be above 0")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
@@ -124,3 +135,50 @@ class ImageRunConfig:
             return self.learning_rate * step / rising
         done = (step - rising) / max(1, self.steps - rising)
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+
+
+@contextlib.contextmanager
+def run_in(out: Path, config: ImageRunConfig, images: ImageSet) -> Iterator[None]:
+    """Makes the folder this run's, or makes sure that it is, and holds it: no other process trains in it meanwhile.
+
+    Raises:
+        UsageError: another run, or something else, is there; what differs is named.
+        LeadlineError: the folder can't be written, is damaged, or another process trains in it.
+    """
+    content = {
+        "config": to_dict(config),
+        "model": to_dict(config.model(images)),
+        "images": {
+            "name": images.name,
+            "hash": images.hash,
+            "shape": list(images.shape),
+            "classes": list(images.classes),
+            "train": len(images.train.labels),
+            "heldout": len(images.heldout.labels),
+        },
+    }
+    with claimed(out, "train", lambda: _check(out, content)):
+        try:
+            write_json(out / RUN_FILE, content)
+        except OSError as error:
+            raise LeadlineError(f"can't write to --out {out}: {error.strerror or error}") from error
+        yield
+
+
+def _check(out: Path, content: dict[str, Any]) -> None:
+    check_free(out)
+    if not (out / RUN_FILE).exists():
+        return
+    before = _fixed(read_json(out / RUN_FILE, dict[str, Any], advice="start in another folder"))
+    for name, now in _fixed(content).items():
+        if before.get(name) != now:
+            raise UsageError(f"--out {out} holds a run with {name}={before.get(name)}, not {now}; name another folder")
+
+
+def _fixed(content: dict[str, Any]) -> dict[str, Any]:
+    """What has to stay the same in a run that resumes."""
+    try:
+        config = {name: value for name, value in content["config"].items() if name not in FREE}
+        return {**config, "image data": content["images"]["hash"]}
+    except (KeyError, TypeError, AttributeError):
+        return {}

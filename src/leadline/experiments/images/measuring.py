@@ -7,7 +7,6 @@ correlations are given over all blocks, and over those whose shortcut is the ide
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -104,22 +103,12 @@ def correlations(gradient: dict[str, Any], measured: dict[str, Any]) -> dict[str
         √(number of parameters), which blocks of unlike widths need.
     """
     every = range(measured["blocks"])
-    identity = [block for block in every if block not in measured["projections"]]
-    shares = {"share": gradient["share"], "share_per_parameter": gradient["share_per_parameter"]}
     others = {"delta": measured["delta"]["nats"], "fan_in": measured["fan_in"]}
-    return {
-        name: {
-            f"{share}_{other}": _as_data(_picked(x, blocks), _picked(y, blocks))
-            for share, x in shares.items()
-            for other, y in others.items()
-        }
-        for name, blocks in (("all", every), ("identity", identity))
-    }
-
-
-def _picked(values: Sequence[float | None], blocks: Sequence[int]) -> list[float | None]:
-    return [values[block] for block in blocks]
-
-
-def _as_data(x: Sequence[float | None], y: Sequence[float | None]) -> dict[str, Any]:
-    return {kind: asdict(found) for kind, found in correlate(x, y).items()}
+    found: dict[str, dict[str, Any]] = {"all": {}, "identity": {}}
+    for name, pairs in found.items():
+        blocks = [block for block in every if name == "all" or block not in measured["projections"]]
+        for share in ("share", "share_per_parameter"):
+            for other, values in others.items():
+                both = correlate([gradient[share][block] for block in blocks], [values[block] for block in blocks])
+                pairs[f"{share}_{other}"] = {kind: asdict(one) for kind, one in both.items()}
+    return found

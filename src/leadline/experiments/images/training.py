@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leadline.config import to_dict
 from leadline.data.images import ImageBatch, ImageLoader, ImageSet, evaluation_images
 from leadline.errors import LeadlineError
-from leadline.experiments.images.config import ImageRunConfig
-from leadline.experiments.images.folder import run_in
+from leadline.experiments.images.config import ImageRunConfig, run_in
 from leadline.files import check_sum, forget_sums, write_json, write_sums
 from leadline.interrupt import catch_interrupt
 from leadline.models.resnet import ResNet, count_forward_flops
@@ -29,10 +28,9 @@ from leadline.training import Diversity, GradientShare, Summary
 from leadline.training.checkpoint import State, check_position, choose_checkpoint, load_checkpoint, save_checkpoint
 from leadline.training.gradient_detail import detail_of
 from leadline.training.gradient_file import write_gradient
-from leadline.training.gradient_norms import Norms
 from leadline.training.gradient_steps import find_norms
 from leadline.training.memory import peak_memory
-from leadline.training.optimiser import split_by_decay
+from leadline.training.optimiser import param_groups
 from leadline.training.records import EVALS, STEPS, Lines
 from leadline.training.resolve import usable_device
 from leadline.training.summary import ADVICE, SUMMARY
@@ -172,12 +170,12 @@ class ImageTrainer:
             group["lr"] = rate
         batch = self.loader.next()
         self.model.train()
-        self.optimiser.zero_grad(set_to_none=True)
-        loss = nn.functional.cross_entropy(self.model(batch.images.to(self.device)), batch.labels.to(self.device))
-        loss.backward()
+        loss = self._backward(batch.images, batch.labels)
         norms = self.share.measure()
-        self.train_loss = float(loss.detach())
-        self._check(step, norms)
+        self.train_loss, norm = float(loss.detach()), float(norms.total())
+        for what, value in (("loss", self.train_loss), ("gradient", norm)):
+            if not math.isfinite(value):
+                raise LeadlineError(f"the {what} of step {step} is not finite; a lower learning_rate may get past it")
         self.share.add(norms)
         if self.config.gradient_every and step % self.config.gradient_every == 0:
             self.share.note(detail_of(step, self.share, self._diversity(batch)))
@@ -190,13 +188,20 @@ class ImageTrainer:
             "tokens": step * self.config.batch_size,
             "loss": self.train_loss,
             "lr": rate,
-            "grad_norm": float(norms.total()),
+            "grad_norm": norm,
             "tokens_per_second": self.config.batch_size / seconds,
             "gradient_norm": self.share.last,
         }
         self.steps_file.add(told)
         if self.on_step is not None:
             self.on_step({**told, "steps": self.config.steps})
+
+    def _backward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """New gradients, and the loss that they are of."""
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = nn.functional.cross_entropy(self.model(images.to(self.device)), labels.to(self.device))
+        loss.backward()
+        return loss
 
     def _diversity(self, batch: ImageBatch) -> Diversity:
         """How alike the gradients of parts of the batch are; gradients and the norms' statistics stay as they are."""
@@ -206,9 +211,8 @@ class ImageTrainer:
         parts = min(PIECES, self.config.batch_size // 2)
         if parts > 1:
             pieces = zip(batch.images.tensor_split(parts), batch.labels.tensor_split(parts), strict=True)
-            for images, labels in pieces:  # of sizes that differ by one: two images or more in each
-                self.optimiser.zero_grad(set_to_none=True)
-                nn.functional.cross_entropy(self.model(images.to(self.device)), labels.to(self.device)).backward()
+            for piece in pieces:  # of sizes that differ by one: two images or more in each
+                self._backward(*piece)
                 diversity.add()
         for parameter, grad in grads:
             parameter.grad = grad
@@ -216,11 +220,6 @@ class ImageTrainer:
             for buffer, value in statistics:
                 buffer.copy_(value)
         return diversity
-
-    def _check(self, step: int, norms: Norms) -> None:
-        for what, value in (("loss", self.train_loss), ("gradient", float(norms.total()))):
-            if not math.isfinite(value):
-                raise LeadlineError(f"the {what} of step {step} is not finite; a lower learning_rate may get past it")
 
     def _evaluate(self) -> Scores:
         scores = evaluate_images(self.model, evaluation_images(self.images, EVALUATION_BATCH))
@@ -250,8 +249,7 @@ class ImageTrainer:
     def _finish(self) -> dict[str, Any]:
         scores = self._evaluate()
         self.evals_file.flush()
-        config, size = self.config, self.images.shape[1]
-        images = self.step * config.batch_size
+        config, images = self.config, self.step * self.config.batch_size
         summary = ImageSummary(
             loss=scores.loss,
             bits_per_byte=scores.loss / math.log(2),
@@ -261,7 +259,7 @@ class ImageTrainer:
             tokens_per_second=images / max(self.seconds, 1e-9),
             peak_memory_bytes=peak_memory(self.device),
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
-            flops_per_token=3 * count_forward_flops(self.model.config, size),
+            flops_per_token=3 * count_forward_flops(self.model.config, self.images.shape[1]),
             depth_flops_per_token=0,
             seconds=self.seconds,
             learning_rate=config.learning_rate,
@@ -280,9 +278,4 @@ class ImageTrainer:
 
 def make_sgd(model: nn.Module, config: ImageRunConfig) -> torch.optim.SGD:
     """SGD with momentum; weight decay on everything with two dimensions or more."""
-    decayed, plain = split_by_decay(model, decay_embeddings=False)
-    groups = [
-        {"params": list(decayed.values()), "weight_decay": config.weight_decay},
-        {"params": list(plain.values()), "weight_decay": 0.0},
-    ]
-    return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum)
+    return torch.optim.SGD(param_groups(model, config.weight_decay), lr=config.learning_rate, momentum=config.momentum)

@@ -7,8 +7,9 @@ criterion. Source of the claim: CascadeFlow Pruning, arXiv 2606.26538. The proto
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from leadline.data import DataSet
 from leadline.designs import count_flops, resolve, settings
 from leadline.errors import LeadlineError, UsageError
 from leadline.experiments.engine import Arm, Experiment, Say
@@ -24,9 +25,6 @@ from leadline.pruning.sweep import SweepConfig, asked_of, hash_of_task, sweep
 from leadline.pruning.sweep_memory import MEMORY_FILE, SweepMemory
 from leadline.pruning.tasks import Task, check_task, read_task
 from leadline.report.page import render
-
-if TYPE_CHECKING:
-    from leadline.data import DataSet
 
 TOKENS = 307_200
 """Of each run at `tiny` by default: eight seeds, which tell differences that three don't."""

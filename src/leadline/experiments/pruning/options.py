@@ -126,19 +126,14 @@ class PruneOptions(Checked):
         from leadline.pruning.origin import healing_rate
 
         context = default_context(opened) if self.context is None else self.context
-        timing = None
+        timing = healing = None
         if self.speed:
             batches = numbers(self.speed_batches or "1,4,16", "speed_batches", int)
             timing = Timing(batch_sizes=batches, prompt=max(1, min(128, context)), tokens=max(1, min(32, context - 1)))
-        healing = None
         if self.heal_tokens is not None:
-            healing = Healing(
-                tokens=self.heal_tokens,
-                learning_rate=healing_rate(opened) if self.heal_lr is None else self.heal_lr,
-                batch_size=self.batch_size,
-                context=context,
-                seed=self.seed or 0,
-            )
+            rate = healing_rate(opened) if self.heal_lr is None else self.heal_lr
+            sizes = {"tokens": self.heal_tokens, "batch_size": self.batch_size, "context": context}
+            healing = Healing(**sizes, learning_rate=rate, seed=self.seed or 0)
         return PruneConfig(
             amount=self.amount,
             evaluation=EvaluationSettings(
