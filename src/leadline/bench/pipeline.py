@@ -111,7 +111,8 @@ def plan(
         UsageError: there are fewer blocks than chunks.
     """
     sizes = split(len(config.block_layers), ranks * virtual)
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake:  # unlike on the meta device, attention takes the kernel that a processor takes
+    # Unlike on the meta device, attention takes the kernel that a processor takes.
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         model = Decoder(config, dtype=getattr(torch, dtype))
         tokens = torch.zeros(1, context, dtype=torch.int64)
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
