@@ -112,7 +112,9 @@ class Progress:
     ) -> None:
         self.say, self.every = say, every
         self.keep = say if keep is None else keep
-        self.pace = Pace(clock)
+        self.clock = clock
+        self.said = -math.inf
+        self.first: tuple[float, int] | None = None
 
     def starting(self, run: Run) -> None:
         """Before the model is built."""
@@ -125,53 +127,19 @@ class Progress:
 
     def __call__(self, told: dict[str, Any]) -> None:
         """After a step."""
-        if self.pace.due(told, self.every):
-            self.say(self.pace.line(told))
+        if self.due(told):
+            self.say(self.line(told))
 
     def evaluating(self, step: int, seconds: float) -> None:
         """During the evaluation after step `step`, `seconds` since it began."""
-        if seconds >= EVALUATION_SECONDS and self.pace.passed(self.every):
+        if seconds >= EVALUATION_SECONDS and self.passed(self.every):
             self.say(f"step {step}  evaluating for {duration(seconds)}  Ctrl-C takes effect after it")
 
-
-def plan_lines(run: Run) -> list[str]:
-    """What a run will do, before its first step: how long it is, what evaluations read, and whether it compiles."""
-    from leadline.training.resolve import EVALUATE_TOKENS
-
-    config, train, heldout = run.config.runtime, run.data.train, run.data.heldout
-    length = f"{run.steps:,} steps of {run.batch_tokens:,} tokens"
-    if run.epochs > 1:
-        length += f": {run.epochs:,.1f} epochs of {train.windows(run.context) * run.context:,} tokens"
-    whole = heldout.windows(run.context) * run.context
-    read = min(max(run.evaluate_tokens // run.context, 1) * run.context, whole)
-    every = "step" if run.evaluate_every == 1 else f"{run.evaluate_every:,} steps"
-    evaluations = f"an evaluation every {every}, on {read:,} held-out tokens"
-    if read < min(EVALUATE_TOKENS, whole):
-        evaluations += f" of {whole:,} (--evaluate-tokens sets how many)"
-    lines = [length, evaluations]
-    if config.compile or config.compile_blocks or config.backend == "compiled":
-        what = "the model" if config.compile or config.compile_blocks else "the depth operators"
-        lines.append(f"compiling {what}: nothing more is said until the first step is done, which can take minutes")
-    return lines
-
-
-class Pace:
-    """When to say something, and how long the run still takes.
-
-    Args:
-        clock: in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.said = -math.inf
-        self.first: tuple[float, int] | None = None
-
-    def due(self, told: dict[str, Any], every: float) -> bool:
+    def due(self, told: dict[str, Any]) -> bool:
         """Whether to say something of this step: the first, the last, and one in `every` seconds."""
         if self.first is None:
             self.first = (self.clock(), told["step"])
-        return self.passed(0.0 if told["step"] == told["steps"] else every)
+        return self.passed(0.0 if told["step"] == told["steps"] else self.every)
 
     def passed(self, every: float) -> bool:
         """Whether `every` seconds have passed since something was said; then something is said now."""
@@ -195,3 +163,24 @@ class Pace:
             f"{told['tokens_per_second']:,.0f} tokens/s",
         ]
         return "  ".join(words)
+
+
+def plan_lines(run: Run) -> list[str]:
+    """What a run will do, before its first step: how long it is, what evaluations read, and whether it compiles."""
+    from leadline.training.resolve import EVALUATE_TOKENS
+
+    config, train, heldout = run.config.runtime, run.data.train, run.data.heldout
+    length = f"{run.steps:,} steps of {run.batch_tokens:,} tokens"
+    if run.epochs > 1:
+        length += f": {run.epochs:,.1f} epochs of {train.windows(run.context) * run.context:,} tokens"
+    whole = heldout.windows(run.context) * run.context
+    read = min(max(run.evaluate_tokens // run.context, 1) * run.context, whole)
+    every = "step" if run.evaluate_every == 1 else f"{run.evaluate_every:,} steps"
+    evaluations = f"an evaluation every {every}, on {read:,} held-out tokens"
+    if read < min(EVALUATE_TOKENS, whole):
+        evaluations += f" of {whole:,} (--evaluate-tokens sets how many)"
+    lines = [length, evaluations]
+    if config.compile or config.compile_blocks or config.backend == "compiled":
+        what = "the model" if config.compile or config.compile_blocks else "the depth operators"
+        lines.append(f"compiling {what}: nothing more is said until the first step is done, which can take minutes")
+    return lines

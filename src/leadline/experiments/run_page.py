@@ -13,7 +13,7 @@ from leadline.report.specs import Specs
 from leadline.report.words import count, duration, fixed, memory, plain
 
 if TYPE_CHECKING:
-    from leadline.training.summary import Summary
+    from leadline.training.records import Summary
 
 SPECS = Specs("leadline.experiments")
 

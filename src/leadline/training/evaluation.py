@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leadline.data import Batch, Split, bits_per_byte, evaluation_batches
+from leadline.data import Split, bits_per_byte, evaluation_batches
 from leadline.models import Decoder
 from leadline.ops.cross_entropy import IGNORED
 
@@ -49,23 +49,29 @@ def chunk_for(tokens: int, vocab_size: int, loss_chunk: int | None) -> int | Non
     return None if loss_chunk >= tokens else loss_chunk
 
 
+class Reading(NamedTuple):
+    """How held-out text is read.
+
+    Attributes:
+        tokens: at most so many, spread over the split.
+        on_batch: called after every batch, because there may be many.
+    """
+
+    batch_size: int
+    context: int
+    tokens: int
+    device: torch.device
+    precision: str
+    on_batch: OnBatch | None = None
+
+
 @torch.no_grad()
 def evaluate(
-    model: nn.Module,
-    split: Split,
-    *,
-    batch_size: int,
-    context: int,
-    tokens: int,
-    device: torch.device,
-    precision: str,
-    on_batch: OnBatch | None = None,
-    on_sequences: OnSequences | None = None,
+    model: nn.Module, split: Split, reading: Reading, *, on_sequences: OnSequences | None = None
 ) -> Evaluation:
-    """The loss on at most `tokens` held-out tokens, spread over the split, the same ones every time.
+    """The loss on held-out tokens, the same ones every time.
 
     Args:
-        on_batch: called after every batch, because there may be many.
         on_sequences: given every batch's losses by sequence, (batch,) nats a token.
     """
 
@@ -75,59 +81,40 @@ def evaluate(
             on_sequences(torch.stack([loss_of(*one) for one in zip(logits.split(1), targets.split(1), strict=True)]))
         return [loss_of(logits, targets)]
 
-    batches = evaluation_batches(split, batch_size, context, tokens)
-    (mean,) = _means(model, losses, batches, device, precision, on_batch)
+    (mean,) = _means(model, losses, split, reading)
     return Evaluation(mean, bits_per_byte(mean, split.bytes_per_token))
 
 
 @torch.no_grad()
-def evaluate_exits(
-    model: Decoder,
-    split: Split,
-    *,
-    batch_size: int,
-    context: int,
-    tokens: int,
-    device: torch.device,
-    precision: str,
-    on_batch: OnBatch | None = None,
-) -> list[float]:
+def evaluate_exits(model: Decoder, split: Split, reading: Reading) -> list[float]:
     """The same loss, in nats a token, if the model ended after each of its blocks; the last is that of `evaluate`.
 
     One pass through the stack, and one through the head for each block.
-
-    Args:
-        on_batch: as for `evaluate`.
     """
     blocks = range(len(model.blocks))
 
     def losses(inputs: Tensor, targets: Tensor) -> list[Tensor]:
         return [loss_of(model.logits(hidden), targets) for hidden in model.exits(inputs, blocks)]
 
-    return _means(model, losses, evaluation_batches(split, batch_size, context, tokens), device, precision, on_batch)
+    return _means(model, losses, split, reading)
 
 
 def _means(
-    model: nn.Module,
-    losses: Callable[[Tensor, Tensor], list[Tensor]],
-    batches: Iterable[Batch],
-    device: torch.device,
-    precision: str,
-    on_batch: OnBatch | None,
+    model: nn.Module, losses: Callable[[Tensor, Tensor], list[Tensor]], split: Split, reading: Reading
 ) -> list[float]:
     """The means over all targets that count of what `losses` returns for each batch, in evaluation mode."""
     training = model.training
     model.eval()
     totals: list[float] = []
     count = 0
-    for batch in batches:
-        with autocast(device, precision):
-            found = losses(batch.tokens.to(device), batch.targets.to(device))
+    for batch in evaluation_batches(split, reading.batch_size, reading.context, reading.tokens):
+        with autocast(reading.device, reading.precision):
+            found = losses(batch.tokens.to(reading.device), batch.targets.to(reading.device))
         size = int((batch.targets != IGNORED).sum())
         found = found if size else [torch.zeros(()) for _ in found]  # PyTorch's mean over nothing is NaN
         totals = [old + loss.item() * size for old, loss in zip(totals or [0.0] * len(found), found, strict=True)]
         count += size
-        if on_batch is not None:
-            on_batch()
+        if reading.on_batch is not None:
+            reading.on_batch()
     model.train(training)
     return [total / count for total in totals]
