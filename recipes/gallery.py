@@ -3,8 +3,8 @@
     python recipes/gallery.py                     all of them, which takes some hours on two cores
     python recipes/gallery.py demo study-cascade  some of them
 
-Each is a command of Leadline's in `runs/gallery`, and resumes like it. Its report goes to `docs/gallery`, with a picture
-of its first screen where Chromium is installed.
+Each is a command of Leadline's in `runs/gallery`, and resumes like it. Its report goes to `docs/gallery`, with a
+picture of its first screen where Chromium is installed.
 """
 
 from __future__ import annotations

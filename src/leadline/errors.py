@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class LeadlineError(Exception):
@@ -22,3 +24,11 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """
     near = difflib.get_close_matches(wrong, list(known), n=2, cutoff=0.5)
     return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def optional(module: str, why: str, extra: str) -> Any:
+    """A module of a package that an extra brings. Raises LeadlineError, which names the extra, where it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise LeadlineError(f'{why}: pip install "leadline[{extra}]"') from error

@@ -18,7 +18,7 @@ SUMS = "checksums.json"
 CHUNK = 1 << 20
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Calls `write(temporary)` and renames the result to `path`; an error leaves nothing behind.
 
     Raises:
@@ -107,7 +107,7 @@ def sync_folder(folder: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Writes UTF-8 text atomically."""
-    write_atomically(path, lambda temporary: _write(temporary, text))
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -158,7 +158,3 @@ def _sum_of(path: Path) -> str:
         while part := file.read(CHUNK):
             found = zlib.crc32(part, found)
     return f"{found:08x}"
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")

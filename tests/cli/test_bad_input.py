@@ -171,7 +171,7 @@ def test_prepare_cannot_write(
     leadline: Callable[[str], tuple[int, str]], place: Any, monkeypatch: pytest.MonkeyPatch, fault: OSError
 ) -> None:
     place.get("text")
-    monkeypatch.setattr("leadline.data.shards._write_all", raising(fault))
+    monkeypatch.setattr("leadline.data.shards.ShardWriter.write", raising(fault))
     before = tree()
     code, said = leadline("data prepare {text} --out out")
     assert code == 1

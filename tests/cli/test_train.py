@@ -12,7 +12,7 @@ import pytest
 from leadline.cli import study
 from leadline.cli.main import main
 from leadline.cli.options import parse
-from leadline.cli.train import Arguments, Pace, Progress, plan_lines, progress
+from leadline.cli.train import Arguments, Progress, plan_lines, progress
 from leadline.data import prepare
 from leadline.errors import UsageError
 from leadline.experiments.compare.config import CompareConfig
@@ -210,15 +210,15 @@ def told(step: int, steps: int = 100) -> dict[str, Any]:
 
 def test_the_time_left() -> None:
     now = 0.0
-    pace = Pace(lambda: now)
-    assert pace.due(told(41), 5.0)
+    pace = Progress(print, 5.0, lambda: now)
+    assert pace.due(told(41))
     assert pace.line(told(41)) == "step 41/100  loss 2.5000  lr 1.00e-03  norm 1.25  3,457 tokens/s"
     now = 4.0
-    assert not pace.due(told(43), 5.0)
+    assert not pace.due(told(43))
     now = 10.0
-    assert pace.due(told(46), 5.0)
+    assert pace.due(told(46))
     assert pace.line(told(46)).startswith("step 46/100  1 min 48 s left  loss")
-    assert pace.due(told(100), 5.0)
+    assert pace.due(told(100))
     assert pace.line(told(100)).startswith("step 100/100  0 s left")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from leadline.config import from_dict
 from leadline.data import DataSet, Documents, prepare_corpus
-from leadline.data import checked as checked_module
+from leadline.data import cache as cache_module
 from leadline.data.dataset import Index, data_hash
 from leadline.errors import LeadlineError, UsageError
 
@@ -138,10 +138,10 @@ def test_a_large_set_is_checked_once_and_again_when_it_changed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LEADLINE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(checked_module, "ALWAYS_BYTES", 10)
+    monkeypatch.setattr(cache_module, "ALWAYS_BYTES", 10)
     read: list[str] = []
-    check = checked_module.check_content
-    monkeypatch.setattr(checked_module, "check_content", lambda f, s, *more: (read.append(s.file), check(f, s, *more)))
+    check = cache_module.check_content
+    monkeypatch.setattr(cache_module, "check_content", lambda f, s, *more: (read.append(s.file), check(f, s, *more)))
     index = DataSet.open(folder).index
     shards = len(index.train.shards) + len(index.heldout.shards)
     assert len(read) == shards

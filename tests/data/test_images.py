@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from leadline.data.image_sources import INSTALL, SPLIT_SEED, resolve_images
+from leadline.data.image_sources import SPLIT_SEED, resolve_images
 from leadline.data.images import (
     Augmentation,
     HeldImages,
@@ -19,8 +19,8 @@ from leadline.data.images import (
     augmented,
     evaluation_images,
     shuffled,
-    spread,
 )
+from leadline.data.loader import spread
 from leadline.errors import LeadlineError, UsageError
 
 Image = pytest.importorskip("PIL.Image")
@@ -288,7 +288,8 @@ def test_a_file_that_is_no_image_is_named(tmp_path):
 def test_without_pillow_nothing_is_read(tmp_path, monkeypatch):
     write_folder(tmp_path)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(LeadlineError, match=f"--images {tmp_path} needs Pillow to read images: {re.escape(INSTALL)}"):
+    install = 'pip install "leadline[images]"'
+    with pytest.raises(LeadlineError, match=f"--images {tmp_path} needs Pillow to read images: {re.escape(install)}"):
         resolve_images(str(tmp_path))
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leadline.data import DataSet, Documents, Loader, bits_per_byte, evaluation_batches, prepare_corpus
-from leadline.data.loader import _key, permute
+from leadline.data.loader import key_of, permute
 from leadline.errors import LeadlineError, UsageError
 
 CONTEXT = 16
@@ -98,7 +98,7 @@ def test_the_order_is_that_of_seed_data_and_context_alone(dataset: DataSet, tmp_
 
 
 def test_the_order_never_changes() -> None:
-    order = permute(np.arange(10, dtype=np.uint64), 1000, _key(7, 1, 2, 3))
+    order = permute(np.arange(10, dtype=np.uint64), 1000, key_of(7, 1, 2, 3))
     assert order.tolist() == GOLDEN_ORDER
 
 

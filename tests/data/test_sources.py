@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from leadline.data import Documents, Files
-from leadline.data import inputs as inputs_module
 from leadline.data import sources as sources_module
 from leadline.errors import LeadlineError, UsageError
 
@@ -39,7 +38,7 @@ def jsonl(*records: object) -> bytes:
 @pytest.fixture(params=[3, 4, 5, 1 << 20])
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(sources_module, "CHUNK_BYTES", request.param)
-    monkeypatch.setattr(sources_module, "_BLOCK_BYTES", 4)
+    monkeypatch.setattr(sources_module, "_TEXT_BYTES", request.param)
     return request.param
 
 
@@ -334,7 +333,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "a.txt").write_text("a")
-    monkeypatch.setattr(inputs_module, "open", refuse, raising=False)
+    monkeypatch.setattr(sources_module, "open", refuse, raising=False)
     with pytest.raises(LeadlineError, match=r"a\.txt cannot be read: Permission denied"):
         documents(tmp_path / "a.txt")
 

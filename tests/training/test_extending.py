@@ -17,8 +17,8 @@ from leadline.training import load_model, train
 from leadline.training.checkpoint import checkpoints, find_checkpoint, step_of
 from leadline.training.config import RunConfig, Schedule
 from leadline.training.optimiser import rate_at
+from leadline.training.records import SUMMARY, read_summary
 from leadline.training.run_folder import config_of
-from leadline.training.summary import SUMMARY, read_summary
 
 Lines = Callable[[Path], list[dict[str, Any]]]
 BATCH = 2 * 16

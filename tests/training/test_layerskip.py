@@ -17,7 +17,7 @@ from leadline.data import DataSet, Loader
 from leadline.errors import LeadlineError, UsageError
 from leadline.models import Decoder
 from leadline.training import RunConfig, load_gradient, load_model, train
-from leadline.training.evaluation import evaluate_exits
+from leadline.training.evaluation import Reading, evaluate_exits
 from leadline.training.layerskip import LayerSkip
 from leadline.training.loop import Trainer
 from leadline.training.resolve import decide
@@ -237,8 +237,7 @@ def test_exit_losses_are_those_of_shorter_models(config: Any, data: Path, tmp_pa
     train(config("mgr(streams=2)", shape=DEEP), tmp_path)
     model, _ = load_model(tmp_path)
     split = DataSet.open(data).heldout
-    options = {"batch_size": 2, "context": 16, "tokens": 65536, "device": torch.device("cpu"), "precision": "float32"}
-    found = evaluate_exits(model, split, **options)
+    found = evaluate_exits(model, split, Reading(2, 16, 65536, torch.device("cpu"), "float32"))
     tokens = torch.from_numpy(split.read(0, 81))
     for block, loss in enumerate(found):
         with torch.no_grad():

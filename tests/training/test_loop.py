@@ -253,8 +253,7 @@ def test_targets_that_do_not_count_are_not_in_the_held_out_mean(monkeypatch: pyt
     ]
     monkeypatch.setattr(evaluation, "evaluation_batches", lambda *args: iter(batches))
     split: Any = types.SimpleNamespace(bytes_per_token=1.0)
-    options = {"batch_size": 2, "context": 3, "tokens": 18, "device": torch.device("cpu"), "precision": "float32"}
-    found = evaluation.evaluate(model, split, **options)
+    found = evaluation.evaluate(model, split, evaluation.Reading(2, 3, 18, torch.device("cpu"), "float32"))
     targets = torch.cat([batch.targets.flatten() for batch in batches])
     truth = F.cross_entropy(model(tokens.flatten().repeat(3)), targets).item()
     assert found.loss == pytest.approx(truth, rel=1e-5)

@@ -224,7 +224,9 @@ def run(arguments: Arguments) -> int:
     """
     import torch
 
+    from leadline.bench.picture import draw
     from leadline.bench.table import print_result
+    from leadline.files import write_json, write_text
 
     action = arguments.action
     if isinstance(action, Pipeline):
@@ -238,7 +240,10 @@ def run(arguments: Arguments) -> int:
             result = _measure(action, line.show)
     finally:
         torch.set_num_threads(threads)
-    _write(result, action.json, action.picture)
+    if action.json is not None:
+        write_json(action.json, result.as_json())
+    if action.picture is not None:
+        write_text(action.picture, draw(result))
     print_result(result, sys.stdout)
     sys.stdout.flush()
     if result.interrupted:
@@ -310,13 +315,3 @@ def _measure(action: Models | Ops | Decode, say: Callable[[str], None]) -> Resul
     )
     common |= {"two_phase": action.two_phase, "designs": action.designs or DECODED}
     return bench_decode(DecodeOptions(shape=decoder, group=action.group, **common), machine, say)
-
-
-def _write(result: Result, json: Path | None, picture: Path | None) -> None:
-    from leadline.bench.picture import draw
-    from leadline.files import write_json, write_text
-
-    if json is not None:
-        write_json(json, result.as_json())
-    if picture is not None:
-        write_text(picture, draw(result))

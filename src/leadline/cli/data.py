@@ -13,6 +13,7 @@ import tyro
 
 from leadline.counts import format_count, parse_count
 from leadline.progress import CLEAR, StatusLine
+from leadline.sections import option
 
 if TYPE_CHECKING:
     from leadline.data.prepare import Prepared
@@ -113,69 +114,23 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Does what the command line asks and prints what was written."""
+    from leadline.data import DataSet, fetch, prepare
+
     action = arguments.action
-    if isinstance(action, Prepare):
-        return _prepare(action)
+    if isinstance(action, Verify):
+        dataset = DataSet.open(action.folder, verify=True)
+        print(f"{action.folder}: {len(dataset.index.shards)} shards as the index says, data hash {dataset.hash}")
+        return 0
+    given = {**vars(action), "on_progress": _progress()}
+    counts = ("max_record_bytes", "heldout_bytes", "limit_tokens")
+    given |= {name: parse_count(given[name], option(name)) for name in counts if given.get(name) is not None}
     if isinstance(action, Fetch):
-        return _fetch(action)
-    return _verify(action)
-
-
-def _prepare(action: Prepare) -> int:
-    from leadline.data.prepare import prepare
-
-    prepared = prepare(
-        action.input,
-        action.out,
-        action.tokenizer,
-        field=action.field,
-        separator=_unescape(action.separator),
-        separator_token=action.separator_token,
-        max_record_bytes=parse_count(action.max_record_bytes, "--max-record-bytes"),
-        heldout=action.heldout,
-        heldout_bytes=parse_count(action.heldout_bytes, "--heldout-bytes"),
-        heldout_last=action.heldout_last,
-        limit_tokens=_limit(action.limit_tokens),
-        seed=action.seed,
-        dtype=action.dtype,
-        overwrite=action.overwrite,
-        on_progress=_progress(),
-    )
-    _report(prepared)
+        _report(fetch(**given))
+        return 0
+    if action.separator is not None:
+        given["separator"] = action.separator.replace("\\n", "\n").replace("\\r", "\r").replace("\\t", "\t")
+    _report(prepare(given.pop("input"), **given))
     return 0
-
-
-def _fetch(action: Fetch) -> int:
-    from leadline.data.named import fetch
-
-    prepared = fetch(
-        action.name,
-        action.out,
-        action.tokenizer,
-        heldout=action.heldout,
-        limit_tokens=_limit(action.limit_tokens),
-        overwrite=action.overwrite,
-        on_progress=_progress(),
-    )
-    _report(prepared)
-    return 0
-
-
-def _verify(action: Verify) -> int:
-    from leadline.data.dataset import DataSet
-
-    dataset = DataSet.open(action.folder, verify=True)
-    shards = len(dataset.index.train.shards) + len(dataset.index.heldout.shards)
-    print(f"{action.folder}: {shards} shards as the index says, data hash {dataset.hash}")
-    return 0
-
-
-def _limit(text: str | None) -> int | None:
-    return None if text is None else parse_count(text, "--limit-tokens")
-
-
-def _unescape(separator: str | None) -> str | None:
-    return None if separator is None else separator.replace("\\n", "\n").replace("\\r", "\r").replace("\\t", "\t")
 
 
 def _progress() -> Callable[[int], None] | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from leadline.designs import Balance, Design, Part, Preset, ShapeConfig
+    from leadline.designs import Design, Part, Preset, ShapeConfig
 
 MOST_TOKENS = 1 << 32
 """As many as a data set can tell apart."""
@@ -89,7 +89,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _balance(arguments: Arguments, preset: Preset, shape: ShapeConfig, vocab_size: int) -> dict[str, Any]:
-    """Solves for equal training FLOPs and prints both models."""
+    """Solves for equal training FLOPs, prints both models and returns them, with what is left over, as plain data."""
     from leadline.counts import parse_count
     from leadline.designs import Side, resolve, solve
     from leadline.designs.equal import describe
@@ -105,11 +105,6 @@ def _balance(arguments: Arguments, preset: Preset, shape: ShapeConfig, vocab_siz
         by=arguments.by,
     )
     print(describe(balance))
-    return describe_balance(balance)
-
-
-def describe_balance(balance: Balance) -> dict[str, Any]:
-    """Both models of a balance as plain data, and what is left over between them."""
     reference, variant = balance.rows()
     return {"by": balance.by, "residual": balance.residual, "reference": reference, "variant": variant}
 
@@ -234,7 +229,7 @@ def _taper(taper: dict[str, Any]) -> str:
 
 
 def _inline(config: dict[str, Any]) -> str:
-    values = {key: value for key, value in config.items() if key != "kind" and value is not None}
+    values = {key: v for key, v in config.items() if key != "kind" and v is not None}
     inside = ", ".join(f"{key}={str(v).lower() if isinstance(v, bool) else v}" for key, v in values.items())
     name = config.get("kind", "")
     return f"{name}({inside})" if name and inside else name or inside

@@ -116,11 +116,11 @@ def run(arguments: Arguments) -> int:
     else:
         steps = stream_early(model, start, count, exit=exit, statistics=statistics, **options)
     tokens: list[int] = []
-    _say(arguments.prompt)
+    print(arguments.prompt, end="", flush=True)
     with use_backend(arguments.backend):
         for piece in stream_text(tokenizer, prompt, _kept(steps, tokens)):
-            _say(piece)
-    _say("\n")
+            print(piece, end="", flush=True)
+    print(flush=True)
     seconds = time.perf_counter() - begin
     if exit is not None:
         print(told(exit, statistics, len(model.blocks)), file=sys.stderr)
@@ -247,9 +247,3 @@ def _kept(steps: Iterable[Tensor], tokens: list[int]) -> Iterator[int]:
         token = int(step)
         tokens.append(token)
         yield token
-
-
-def _say(text: str) -> None:
-    if text:
-        sys.stdout.write(text)
-        sys.stdout.flush()

@@ -141,7 +141,9 @@ class Progress:
     ) -> None:
         self.say, self.every = say, every
         self.keep = say if keep is None else keep
-        self.pace = Pace(clock)
+        self.clock = clock
+        self.said = -math.inf
+        self.first: tuple[float, int] | None = None
 
     def starting(self, run: Run) -> None:
         """Before the model is built."""
@@ -154,13 +156,42 @@ class Progress:
 
     def __call__(self, told: dict[str, Any]) -> None:
         """After a step."""
-        if self.pace.due(told, self.every):
-            self.say(self.pace.line(told))
+        if self.due(told):
+            self.say(self.line(told))
 
     def evaluating(self, step: int, seconds: float) -> None:
         """During the evaluation after step `step`, `seconds` since it began."""
-        if seconds >= EVALUATION_SECONDS and self.pace.passed(self.every):
+        if seconds >= EVALUATION_SECONDS and self.passed(self.every):
             self.say(f"step {step}  evaluating for {duration(seconds)}  Ctrl-C takes effect after it")
+
+    def due(self, told: dict[str, Any]) -> bool:
+        """Whether to say something of this step: the first, the last, and one in `every` seconds."""
+        if self.first is None:
+            self.first = (self.clock(), told["step"])
+        return self.passed(0.0 if told["step"] == told["steps"] else self.every)
+
+    def passed(self, every: float) -> bool:
+        """Whether `every` seconds have passed since something was said; then something is said now."""
+        now = self.clock()
+        if now - self.said < every:
+            return False
+        self.said = now
+        return True
+
+    def line(self, told: dict[str, Any]) -> str:
+        """The step in words. The time left is judged by the steps after this command's first, which is slow."""
+        words = [f"step {told['step']}/{told['steps']}"]
+        begin, step = self.first or (0.0, 0)
+        if told["step"] > step:
+            each = (self.clock() - begin) / (told["step"] - step)
+            words.append(f"{duration(each * (told['steps'] - told['step']))} left")
+        words += [
+            f"loss {told['loss']:.4f}",
+            f"lr {told['lr']:.2e}",
+            f"norm {told['grad_norm']:.2f}",
+            f"{told['tokens_per_second']:,.0f} tokens/s",
+        ]
+        return "  ".join(words)
 
 
 def plan_lines(run: Run) -> list[str]:
@@ -189,45 +220,3 @@ def plan_lines(run: Run) -> list[str]:
         what = "the model" if config.compile or config.compile_blocks else "the depth operators"
         lines.append(f"compiling {what}: nothing more is said until the first step is done, which can take minutes")
     return lines
-
-
-class Pace:
-    """When to say something, and how long the run still takes.
-
-    Args:
-        clock: in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.said = -math.inf
-        self.first: tuple[float, int] | None = None
-
-    def due(self, told: dict[str, Any], every: float) -> bool:
-        """Whether to say something of this step: the first, the last, and one in `every` seconds."""
-        if self.first is None:
-            self.first = (self.clock(), told["step"])
-        return self.passed(0.0 if told["step"] == told["steps"] else every)
-
-    def passed(self, every: float) -> bool:
-        """Whether `every` seconds have passed since something was said; then something is said now."""
-        now = self.clock()
-        if now - self.said < every:
-            return False
-        self.said = now
-        return True
-
-    def line(self, told: dict[str, Any]) -> str:
-        """The step in words. The time left is judged by the steps after this command's first, which is slow."""
-        words = [f"step {told['step']}/{told['steps']}"]
-        begin, step = self.first or (0.0, 0)
-        if told["step"] > step:
-            each = (self.clock() - begin) / (told["step"] - step)
-            words.append(f"{duration(each * (told['steps'] - told['step']))} left")
-        words += [
-            f"loss {told['loss']:.4f}",
-            f"lr {told['lr']:.2e}",
-            f"norm {told['grad_norm']:.2f}",
-            f"{told['tokens_per_second']:,.0f} tokens/s",
-        ]
-        return "  ".join(words)

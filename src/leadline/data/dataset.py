@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leadline.config import from_dict, to_dict
-from leadline.data.checked import check_shards
+from leadline.data.cache import check_shards
 from leadline.data.json_lines import read_json
 from leadline.data.shards import DTYPES, NAME, Shard, ShardReader
 from leadline.data.tokenizers import FILE, Tokenizer, load_tokenizer
@@ -55,6 +55,11 @@ class Index:
     train: SplitIndex
     heldout: SplitIndex
 
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Those of both splits."""
+        return (*self.train.shards, *self.heldout.shards)
+
 
 def data_hash(index: Index) -> str:
     """Identifies the tokens: dtype, tokenizer, split counts and the shards' checksums."""
@@ -77,8 +82,7 @@ class Split:
         self.documents = index.documents
         self.bytes = index.bytes
         self.data_hash = data_hash
-        self._shards = [ShardReader(folder, shard, dtype) for shard in index.shards]
-        self._ends = np.cumsum([s.tokens for s in index.shards], dtype=np.int64)
+        self._reader = ShardReader(folder, index.shards, DTYPES[dtype])
 
     @property
     def bytes_per_token(self) -> float:
@@ -122,16 +126,7 @@ class Split:
         """
         if not 0 <= start <= start + count <= self.tokens:
             raise IndexError(f"tokens {start} to {start + count} of {self.tokens}")
-        out = np.empty(count, dtype=np.int64)
-        done = 0
-        number = int(np.searchsorted(self._ends, start, side="right"))
-        while done < count:
-            shard = self._shards[number]
-            part = shard.read(start + done - int(self._ends[number]) + shard.tokens, count - done)
-            out[done : done + len(part)] = part
-            done += len(part)
-            number += 1
-        return out
+        return self._reader.read(start, count).astype(np.int64)
 
 
 class DataSet:
@@ -184,8 +179,7 @@ class DataSet:
                 f"{said.separator}, and {FILE} has {tokenizer.vocab_size} and {tokenizer.separator}; "
                 "prepare the data again"
             )
-        shards = (*index.train.shards, *index.heldout.shards)
-        check_shards(folder, shards, index.dtype, tokenizer.vocab_size, again=verify)
+        check_shards(folder, index.shards, index.dtype, tokenizer.vocab_size, again=verify)
         return cls(folder, index, tokenizer)
 
     def bytes_per_token(self, split: str = "heldout") -> float:
@@ -194,8 +188,7 @@ class DataSet:
 
     def verify(self) -> None:
         """Reads every shard and compares its checksum. Raises LeadlineError where one is damaged."""
-        shards = (*self.index.train.shards, *self.index.heldout.shards)
-        check_shards(self.folder, shards, self.index.dtype, self.vocab_size, again=True)
+        check_shards(self.folder, self.index.shards, self.index.dtype, self.vocab_size, again=True)
 
     def require_tokenizer(self, hash: str, owner: str) -> None:
         """Raises UsageError where `owner` (a model) was trained with tokens of another tokenizer."""
@@ -237,13 +230,13 @@ def read_index(folder: Path) -> Index:
         raise LeadlineError(f"{path} is damaged: {error}") from error
     if index.dtype not in DTYPES or data_hash(index) != index.hash:
         raise LeadlineError(f"{path} is damaged: its hash is not that of its content; prepare the data again")
+    for shard in index.shards:
+        if not NAME.fullmatch(shard.file) or shard.tokens < 1:
+            raise LeadlineError(
+                f"{path} is damaged: it names the file {shard.file!r} with {shard.tokens} tokens, "
+                "and a shard is a file such as train-00000.bin in this folder"
+            )
     for split in (index.train, index.heldout):
-        for shard in split.shards:
-            if not NAME.fullmatch(shard.file) or shard.tokens < 1:
-                raise LeadlineError(
-                    f"{path} is damaged: it names the file {shard.file!r} with {shard.tokens} tokens, "
-                    "and a shard is a file such as train-00000.bin in this folder"
-                )
         if split.tokens != sum(shard.tokens for shard in split.shards) or min(split.documents, split.bytes) < 0:
             raise LeadlineError(f"{path} is damaged: its counts don't add up; prepare the data again")
     return index

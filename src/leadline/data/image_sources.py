@@ -5,7 +5,6 @@ Nothing is downloaded, and no pickle is read: loading one runs whatever code som
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from leadline.data.images import Augmentation, HeldImages, ImageSet, Pixels, Rows, hash_of, shuffled
-from leadline.errors import LeadlineError, UsageError
+from leadline.errors import LeadlineError, UsageError, optional
 
 DIGITS = "digits"
 DIGITS_SIZE = 32
@@ -22,7 +21,6 @@ HELDOUT_ONE_IN = 5
 """Where no split comes with the images, one of so many is held out. [ours]"""
 SPLIT_SEED = 0
 """Of that split, the same for every run."""
-INSTALL = 'pip install "leadline[images]"'
 WORKS = f"{DIGITS}, a folder with CIFAR's .bin files, or a folder with a sub-folder of images for each class"
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 TRAIN_NAMES, HELDOUT_NAMES = ("train", "training"), ("val", "valid", "validation", "test", "heldout")
@@ -86,11 +84,8 @@ def digits(size: int = DIGITS_SIZE) -> ImageSet:
     """
     import torch
 
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise LeadlineError(f"--images {DIGITS} needs scikit-learn, which holds them: {INSTALL}") from error
-    data = load_digits()
+    datasets = optional("sklearn.datasets", f"--images {DIGITS} needs scikit-learn, which holds them", "images")
+    data = datasets.load_digits()
     small = torch.from_numpy(data.images).float()[:, None] * (255 / 16)
     large = torch.nn.functional.interpolate(small, size=(size, size), mode="bilinear", align_corners=False)
     pixels = large.round().clamp(0, 255).to(torch.uint8).numpy()
@@ -119,7 +114,10 @@ def cifar(folder: Path, kind: str, size: int | None = None) -> ImageSet:
     if size not in (None, CIFAR_SHAPE[1]):
         raise UsageError(f"size={size} does not fit CIFAR, whose images are 32 pixels")
     train_names, heldout_name, classes_name, label_bytes = CIFAR[kind]
-    classes = tuple(_text(folder / classes_name).split())
+    try:
+        classes = tuple((folder / classes_name).read_text(encoding="utf-8").split())
+    except (OSError, ValueError) as error:
+        raise LeadlineError(f"can't read {folder / classes_name}, the names of the classes: {error}") from error
     train = [_read_binary(folder / name, label_bytes, len(classes)) for name in train_names]
     pixels, labels = (np.concatenate(parts) for parts in zip(*train, strict=True))
     heldout = _read_binary(folder / heldout_name, label_bytes, len(classes))
@@ -147,13 +145,6 @@ def _read_binary(path: Path, label_bytes: int, classes: int) -> tuple[Pixels, Ro
     if labels.max() >= classes:
         raise LeadlineError(f"{path} is damaged: it has the label {labels.max()}, and there are {classes} classes")
     return np.ascontiguousarray(table[:, label_bytes:]).reshape(-1, *CIFAR_SHAPE), labels
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise LeadlineError(f"can't read {path}, the names of the classes: {error}") from error
 
 
 class ImageFiles:
@@ -213,10 +204,7 @@ def image_folder(folder: Path, size: int) -> ImageSet:
         UsageError: no classes are there, or those of the two parts differ.
         LeadlineError: Pillow isn't there.
     """
-    try:
-        importlib.import_module("PIL")  # before anything is read
-    except ImportError as error:
-        raise LeadlineError(f"--images {folder} needs Pillow to read images: {INSTALL}") from error
+    optional("PIL", f"--images {folder} needs Pillow to read images", "images")  # before anything is read
     parts = {path.name.lower(): path for path in folder.iterdir() if path.is_dir()}
     train = next((parts[name] for name in TRAIN_NAMES if name in parts), None)
     heldout = next((parts[name] for name in HELDOUT_NAMES if name in parts), None)

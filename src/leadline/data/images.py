@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from leadline.data.loader import permute
+from leadline.data.loader import key_of, permute, spread
 from leadline.errors import LeadlineError, UsageError
 
 if TYPE_CHECKING:
@@ -231,17 +231,9 @@ def evaluation_images(images: ImageSet, batch_size: int, limit: int | None = Non
         yield images.batch(images.heldout.read(chosen), images.heldout.labels[chosen])
 
 
-def spread(count: int, limit: int) -> Rows:
-    """At most `limit` of the numbers below `count`, at least one, spread evenly."""
-    taken = max(1, min(count, limit))
-    return np.arange(taken, dtype=np.int64) * count // taken
-
-
 def shuffled(count: int, *key: object) -> Rows:
     """The numbers below `count` in an order that the key decides."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=48).digest()
-    keys = tuple(int.from_bytes(digest[i : i + 8], "little") for i in range(0, 48, 8))
-    return permute(np.arange(count, dtype=np.uint64), count, keys).astype(np.int64)
+    return permute(np.arange(count, dtype=np.uint64), count, key_of(*key, words=6)).astype(np.int64)
 
 
 def hash_of(*parts: bytes | str | Sequence[object]) -> str:

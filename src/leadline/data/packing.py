@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from leadline.data.dataset import SplitIndex
 from leadline.data.heldout import LARGEST_DOCUMENT, Candidate, Candidates, HeldOut, Mark, Marks
 from leadline.data.records import Piece
-from leadline.data.shards import Shard, ShardWriter, move_ranges, move_tail, read_tokens
+from leadline.data.shards import ShardReader, ShardWriter, move_ranges
 from leadline.data.sources import Corpus
 from leadline.data.tokenizers import ByteTokenizer, Tokenizer, cut
 from leadline.errors import LeadlineError
 
 _PROGRESS_BYTES = 1 << 24
+_COUNTED = 1 << 20
 
 
 class Packer:
     """Writes documents, each followed by the separator, to the two splits and counts what it writes."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, dtype: str, shard_tokens: int, rule: HeldOut) -> None:
-        self._folder = folder
         self._tokenizer = tokenizer
-        self._dtype = dtype
         self._separator = np.array([tokenizer.separator])
         self._rule = rule
-        self._shard_tokens = shard_tokens
-        self._writers = {name: ShardWriter(folder, name, dtype, shard_tokens) for name in ("train", "heldout")}
+        self._writer = partial(ShardWriter, folder, dtype=dtype, shard_tokens=shard_tokens)
+        self._writers = {name: self._writer(split=name) for name in ("train", "heldout")}
         self._documents = {"train": 0, "heldout": 0}
         self._bytes = {"train": 0, "heldout": 0}
         self._last_starts: deque[Mark] = deque(maxlen=rule.last or 1)
@@ -88,7 +90,7 @@ class Packer:
         Raises:
             LeadlineError: there is no text, or none is left to train on.
         """
-        train = self._writers["train"].close()
+        self._writers["train"].close()
         share, last = self._rule.share, self._rule.last
         words = "nothing held out"
         if not sum(self._documents.values()):
@@ -98,36 +100,46 @@ class Packer:
                 raise LeadlineError(
                     f"--heldout-last {last} leaves nothing to train on: there are {self._documents['train']} documents"
                 )
-            train = self._move(train, self._last_starts[0])
+            self._hold_end(self._last_starts[0])
             words = f"the last {last} documents"
         elif share:
-            train, words = self._hold_least(train)
-        held = self._writers["heldout"].close()
-        return self._index("train", train), self._index("heldout", held), words
+            words = self._hold_least()
+        return self._index("train"), self._index("heldout"), words
 
-    def _hold_least(self, train: list[Shard]) -> tuple[list[Shard], str]:
-        """Moves documents, or else the end of the text, until enough is held out; the shards left and the rule."""
+    def _hold_least(self) -> str:
+        """Moves documents, or else the end of the text, until enough is held out; the rule in words."""
         held, total = self._bytes["heldout"], sum(self._bytes.values())
         least = self._rule.least(total)
         by_hash = f"{self._rule.share:.1%} of the documents, chosen by a hash of their start"
         if held and held >= least:
-            return train, by_hash
+            return by_hash
         if chosen := self._candidates.choose(max(1, least - held), int(total * LARGEST_DOCUMENT)):
-            return self._hold(train, chosen), f"whole documents, chosen by a hash of their start, of {least:,} bytes"
+            ranges = [(document.start, document.end) for document in chosen]
+            self._move(ranges, len(chosen), len(chosen), sum(document.bytes for document in chosen))
+            return f"whole documents, chosen by a hash of their start, of {least:,} bytes"
         share = max(self._rule.share if not held else 0.0, (least - held) / self._bytes["train"])
-        if (start := self._tail_start(train, share)) is not None:
+        if (start := self._tail_start(share)) is not None:
+            self._hold_end(start)
             words = f"the last {share:.1%} of the text, because there are too few documents to hold whole ones out"
-            return self._move(train, start), f"{by_hash}, and {words}" if held else words
-        return train, by_hash if held else "nothing held out, because the text is too short"
+            return f"{by_hash}, and {words}" if held else words
+        return by_hash if held else "nothing held out, because the text is too short"
 
-    def _hold(self, train: list[Shard], chosen: list[Candidate]) -> list[Shard]:
-        """Moves whole documents to the validation split."""
-        ranges = [(document.start, document.end) for document in chosen]
-        for count, value in ((self._documents, len(chosen)), (self._bytes, sum(d.bytes for d in chosen))):
-            count["train"] -= value
-            count["heldout"] += value
-        self._writers["train"] = ShardWriter(self._folder, "train", self._dtype, self._shard_tokens)
-        return move_ranges(self._folder, train, ranges, self._writers["train"], self._writers["heldout"])
+    def _hold_end(self, mark: Mark) -> None:
+        """Moves the text from a mark on, which may cut a document in two."""
+        start, start_bytes = mark
+        moved = self._count_separators(start)
+        inside = int(self._read(start - 1, 1)[0]) != self._tokenizer.separator
+        end = self._writers["train"].tokens
+        self._move([(start, end)], moved - inside, moved, self._bytes["train"] - start_bytes)
+
+    def _move(self, ranges: list[tuple[int, int]], fewer: int, more: int, size: int) -> None:
+        """Moves ranges of tokens to the validation split: `fewer` documents there, `more` here, `size` bytes."""
+        self._documents["train"] -= fewer
+        self._documents["heldout"] += more
+        self._bytes["train"] -= size
+        self._bytes["heldout"] += size
+        shards, self._writers["train"] = self._writers["train"].shards, self._writer(split="train")
+        move_ranges(shards, ranges, self._writers["train"], self._writers["heldout"])
 
     def abandon(self) -> None:
         """Closes open files."""
@@ -137,40 +149,27 @@ class Packer:
     def _mark(self) -> Mark:
         return self._writers["train"].tokens, self._bytes["train"]
 
-    def _tail_start(self, shards: list[Shard], share: float) -> Mark | None:
+    def _tail_start(self, share: float) -> Mark | None:
         """Where the last `share` of the tokens begins: between characters, and for BPE between parts."""
         total = self._writers["train"].tokens
         target = total - round(total * share)
         if not isinstance(self._tokenizer, ByteTokenizer):
             return self._marks.nearest(target)
         target = max(min(target, total - 2), 1)
-        following = read_tokens(self._folder, shards, self._dtype, target, 4)
+        following = self._read(target, 4)
         target += int(np.argmax(following & 0xC0 != 0x80))
-        separators = self._documents["train"] - self._count_separators(shards, target)
+        separators = self._documents["train"] - self._count_separators(target)
         return (target, target - separators) if target < total - 1 else None
 
-    def _count_separators(self, shards: list[Shard], start: int) -> int:
-        step = 1 << 20
-        total = self._writers["train"].tokens
-        return sum(
-            int(np.count_nonzero(read_tokens(self._folder, shards, self._dtype, at, step) == self._tokenizer.separator))
-            for at in range(start, total, step)
-        )
+    def _count_separators(self, start: int) -> int:
+        parts = range(start, self._writers["train"].tokens, _COUNTED)
+        return sum(int((self._read(at, _COUNTED) == self._tokenizer.separator).sum()) for at in parts)
 
-    def _move(self, shards: list[Shard], mark: Mark) -> list[Shard]:
-        start, start_bytes = mark
-        moved = self._count_separators(shards, start)
-        inside = int(read_tokens(self._folder, shards, self._dtype, start - 1, 1)[0]) != self._tokenizer.separator
-        self._documents["train"] += inside - moved
-        self._documents["heldout"] += moved
-        self._bytes["heldout"] += self._bytes["train"] - start_bytes
-        self._bytes["train"] = start_bytes
-        return move_tail(self._folder, shards, start, self._writers["heldout"])
+    def _read(self, start: int, count: int) -> NDArray[Any]:
+        train = self._writers["train"]
+        return ShardReader(train.folder, train.shards, train.dtype).read(start, count)
 
-    def _index(self, split: str, shards: list[Shard]) -> SplitIndex:
-        return SplitIndex(
-            tokens=sum(s.tokens for s in shards),
-            documents=self._documents[split],
-            bytes=self._bytes[split],
-            shards=tuple(shards),
-        )
+    def _index(self, split: str) -> SplitIndex:
+        shards = tuple(self._writers[split].close())
+        tokens = sum(shard.tokens for shard in shards)
+        return SplitIndex(tokens=tokens, documents=self._documents[split], bytes=self._bytes[split], shards=shards)

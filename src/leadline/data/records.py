@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from leadline.data.json_lines import not_utf8, too_long
-from leadline.errors import LeadlineError, UsageError
+from leadline.errors import LeadlineError, UsageError, optional
 
 _BATCH_ROWS = 256
 _BATCH_BYTES = 1 << 24
@@ -51,13 +51,11 @@ def read_parquet(path: Path, field: str, limit: int, option: Callable[[str], str
     Raises:
         LeadlineError: a row that is too long or no text, with its number; a broken file; no pyarrow.
     """
+    pyarrow, parquet = (
+        optional(m, f"{path}: parquet files need pyarrow", "hf") for m in ("pyarrow", "pyarrow.parquet")
+    )
     try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise LeadlineError(f'{path}: parquet files need pyarrow: pip install "leadline[hf]"') from error
-    try:
-        with pyarrow.parquet.ParquetFile(path) as table:
+        with parquet.ParquetFile(path) as table:
             names = table.schema_arrow.names
             if field not in names:
                 raise UsageError(f"{path} has no column {field!r}; {option('--field')} can be {', '.join(names)}")

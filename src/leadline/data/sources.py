@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import codecs
+import glob
+import gzip
+import io
+import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, cast
 
-from leadline.data.inputs import CHUNK_BYTES, expand, format_of, is_compressed, named, opened
 from leadline.data.json_lines import MAX_RECORD_BYTES, not_utf8, read_lines
 from leadline.data.records import Piece, encoded, read_parquet, text_of
-from leadline.errors import UsageError
+from leadline.errors import LeadlineError, UsageError, optional
 
-_BLOCK_BYTES = 1 << 14  # at least 4, the longest character
+CHUNK_BYTES = 1 << 20
+FORMATS = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+COMPRESSED = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
+"""Below .gz and .zst; there, C4 and Dolma call JSON lines .json."""
+READABLE = ".txt, .jsonl, .ndjson, .parquet; .txt.gz, .jsonl.gz, .ndjson.gz, .json.gz; and .zst for .gz"
+UNSUPPORTED, HIDDEN, NO_FILE = "files of an unsupported type", "hidden files and folders", "links and devices"
+_NAMED = 5
 _COMPRESSION = 4
+_TEXT_BYTES = 1 << 18
 
 
 class Corpus(Protocol):
@@ -134,7 +146,7 @@ class Files:
                 return
             seen.texts += 1
             before = seen.separators
-            yield from _split(_watched(chunks, seen), self.separator, seen)
+            yield from _split(chunks, self.separator, seen)
             if seen.separators == before:
                 seen.whole.append(path)
 
@@ -160,49 +172,26 @@ class _Seen:
         self.crlf = False
 
 
-def _watched(chunks: Iterator[bytes], seen: _Seen) -> Iterator[bytes]:
-    """The chunks; notes whether lines end with a carriage return."""
-    for chunk in chunks:
-        seen.crlf = seen.crlf or b"\r\n" in chunk
-        yield chunk
-
-
 def _read_text(handle: IO[bytes], path: Path) -> Iterator[bytes]:
     """Chunks of valid UTF-8; a byte order mark at the start is left out."""
     position = 0
     rest = b""
     while True:
-        chunk = handle.read(CHUNK_BYTES)
-        data = rest + chunk if rest else chunk
+        chunk = handle.read(_TEXT_BYTES)
+        data = rest + chunk
         if position == 0 and data.startswith(codecs.BOM_UTF8):
             data = data[len(codecs.BOM_UTF8) :]
             position = len(codecs.BOM_UTF8)
-        used = _valid_bytes(data, path, position, final=not chunk)
+        try:
+            used = codecs.utf_8_decode(data, "strict", not chunk)[1]
+        except UnicodeDecodeError as error:
+            raise not_utf8(path, position + error.start, data[error.start], data[:2]) from error
         if used:
-            yield data if used == len(data) else data[:used]
+            yield data[:used]
         if not chunk:
             return
         position += used
         rest = data[used:]
-
-
-def _valid_bytes(data: bytes, path: Path, position: int, final: bool) -> int:
-    """How many bytes are whole characters. Mostly ASCII text is passed block by block without decoding it."""
-    used = 0
-    while used < len(data):
-        block = data[used : used + _BLOCK_BYTES]
-        if block.isascii():
-            used += len(block)
-            continue
-        at_end = used + len(block) == len(data)
-        try:
-            _, taken = codecs.utf_8_decode(block, "strict", final and at_end)
-        except UnicodeDecodeError as error:
-            raise not_utf8(path, position + used + error.start, block[error.start], data[:2]) from error
-        used += taken
-        if at_end:
-            break
-    return used
 
 
 def _mark_ends(chunks: Iterator[bytes]) -> Iterator[Piece]:
@@ -223,6 +212,7 @@ def _split(chunks: Iterator[bytes], separator: bytes, seen: _Seen) -> Iterator[P
     rest = b""
     first = True
     for chunk in chunks:
+        seen.crlf = seen.crlf or b"\r\n" in chunk
         *whole, rest = (rest + chunk).split(separator)
         seen.separators += len(whole)
         for document in whole:
@@ -243,3 +233,99 @@ def _character_start(data: bytes, index: int) -> int:
     while 0 < index < len(data) and data[index] & 0xC0 == 0x80:
         index -= 1
     return index
+
+
+def expand(inputs: Sequence[str | Path]) -> tuple[list[Path], dict[str, list[Path]]]:
+    """The files that `inputs` name, each real file once, and what folders and globs hold beside them, by reason."""
+    if not inputs:
+        raise UsageError("no input: name at least one file, folder or glob")
+    found: dict[str, Path] = {}
+    skipped: dict[str, list[Path]] = {UNSUPPORTED: [], HIDDEN: [], NO_FILE: []}
+    for item in inputs:
+        if not str(item).strip():
+            raise UsageError("an input is empty; name a file, a folder or a glob, such as . for this folder")
+        path = Path(item)
+        if path.is_dir():
+            names = _below(path, skipped)
+            where = f"the folder {item}"
+        elif path.exists():
+            if format_of(path) is None:
+                raise UsageError(f"{item}: unknown extension {path.suffix!r}; this reads {READABLE}")
+            found.setdefault(os.path.realpath(path), path)
+            continue
+        elif glob.has_magic(str(item)):
+            names = [path for name in sorted(glob.glob(str(item), recursive=True)) if not (path := Path(name)).is_dir()]
+            if not names:
+                raise UsageError(f"no file matches {item}")
+            where = str(item)
+        else:
+            raise UsageError(f"{item} does not exist")
+        readable: dict[str, Path] = {}
+        for name in names:
+            if not name.is_file():
+                skipped[NO_FILE].append(name)
+            elif not format_of(name):
+                skipped[UNSUPPORTED].append(name)
+            else:
+                readable.setdefault(os.path.realpath(name), name)
+        if not readable:
+            raise UsageError(f"{where} holds no file that this can read ({READABLE})")
+        for real, name in readable.items():
+            found.setdefault(real, name)
+    return list(found.values()), skipped
+
+
+def _below(folder: Path, skipped: dict[str, list[Path]]) -> list[Path]:
+    """Everything below a folder by name, links to folders too; each real folder once, hidden ones never."""
+
+    def refuse(error: OSError) -> None:
+        raise LeadlineError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    found: list[tuple[str, list[str]]] = []
+    seen = {os.path.realpath(folder)}
+    for place, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
+        skipped[HIDDEN] += [Path(place, name) for name in sorted(folders + files) if name.startswith(".")]
+        new = {name: os.path.realpath(os.path.join(place, name)) for name in sorted(folders) if name[0] != "."}
+        folders[:] = {real: name for name, real in reversed(new.items()) if real not in seen}.values()
+        folders.sort()
+        seen.update(new.values())
+        found.append((place, sorted(name for name in files if not name.startswith("."))))
+    return [Path(place, name) for place, names in sorted(found) for name in names]
+
+
+def named(paths: Sequence[Path]) -> str:
+    """How many there are, and the names of the first."""
+    more = f", … {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return f"{len(paths)} ({', '.join(path.name for path in paths[:_NAMED])}{more})"
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether the name ends with .gz or .zst."""
+    return path.suffix.lower() in (".gz", ".zst")
+
+
+def format_of(path: Path) -> str | None:
+    """`text`, `jsonl` or `parquet` by the name, in capitals or not; None where it is none of them."""
+    if is_compressed(path):
+        return COMPRESSED.get(Path(path.stem).suffix.lower())
+    return FORMATS.get(path.suffix.lower())
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """A file opened for reading, decompressed; what goes wrong while it is read becomes a named error."""
+    zstd = path.suffix.lower() == ".zst"
+    try:
+        with open(path, "rb", buffering=CHUNK_BYTES) as raw:
+            if zstd:
+                pyarrow = optional("pyarrow", f"{path}: .zst files need pyarrow", "hf")
+                stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw), "zstd")
+                yield io.BufferedReader(stream, CHUNK_BYTES)
+            else:
+                yield cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if is_compressed(path) else raw
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise LeadlineError(f"{path} is a broken gzip file: {error}") from error
+    except OSError as error:
+        if zstd and error.errno is None:  # Arrow's
+            raise LeadlineError(f"{path} is a broken zstd file: {error}") from error
+        raise LeadlineError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -251,25 +251,15 @@ def cut(pieces: Iterator[Piece]) -> Iterator[Piece]:
         text = rest + piece.data.decode()
         start = 0
         while len(text) - start > PIECE_CHARACTERS:
-            end = _cut_point(text, start, start + PIECE_CHARACTERS)
-            yield _part(text[start:end], first, False)
+            end = start + PIECE_CHARACTERS
+            after = (text.rfind("\n", start + 1, end) + 1, text.rfind(" ", start + 1, end))
+            end = next((place for place in after if place > start), end)
+            yield Piece(text[start:end].encode(), first, False)
             start, first = end, False
         rest = text[start:]
         if piece.last:
-            yield _part(rest, first, True)
+            yield Piece(rest.encode(), first, True)
             rest, first = "", True
-
-
-def _cut_point(text: str, start: int, end: int) -> int:
-    line = text.rfind("\n", start + 1, end)
-    if line > start:
-        return line + 1
-    word = text.rfind(" ", start + 1, end)
-    return word if word > start else end
-
-
-def _part(text: str, first: bool, last: bool) -> Piece:
-    return Piece(text.encode(), first, last)
 
 
 def _sample(corpus: Corpus, sample_bytes: int) -> Iterator[str]:

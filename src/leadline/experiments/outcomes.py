@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leadline.training.summary import Summary
+from leadline.training.records import Summary
 
 if TYPE_CHECKING:
     import pandas

@@ -16,7 +16,7 @@ from leadline.report.specs import Specs
 from leadline.report.words import count, duration, fixed, interval, memory, plain
 
 if TYPE_CHECKING:
-    from leadline.training.summary import Summary
+    from leadline.training.records import Summary
 
 SPECS = Specs("leadline.experiments")
 Arm = Mapping[str, Any]

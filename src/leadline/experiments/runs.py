@@ -19,9 +19,17 @@ from leadline.experiments.worker import PROBES
 from leadline.files import check_sum
 from leadline.reading import read_json, read_lines
 from leadline.training.gradient_file import GRADIENT, load_gradient
-from leadline.training.records import EVALS, STEPS, EvalRow, Shares, StepRow
-from leadline.training.sequences import load_sequences
-from leadline.training.summary import SUMMARY, Summary, read_summary
+from leadline.training.records import (
+    EVALS,
+    STEPS,
+    SUMMARY,
+    EvalRow,
+    Shares,
+    StepRow,
+    Summary,
+    load_sequences,
+    read_summary,
+)
 
 CURVE_POINTS = 200
 

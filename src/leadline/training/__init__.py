@@ -7,22 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leadline.training.config import RunConfig
-    from leadline.training.gradient_detail import Diversity, effective_ranks
     from leadline.training.gradient_file import load_gradient
-    from leadline.training.gradient_share import GradientShare
+    from leadline.training.gradient_share import Diversity, GradientShare, effective_ranks
     from leadline.training.gradient_steps import StepNorms, load_norms
     from leadline.training.loop import train
     from leadline.training.optimiser import param_groups
+    from leadline.training.records import Summary
     from leadline.training.run_folder import load_model
-    from leadline.training.summary import Summary
 
 _HOMES = {
-    "Diversity": "gradient_detail",
+    "Diversity": "gradient_share",
     "GradientShare": "gradient_share",
     "RunConfig": "config",
     "StepNorms": "gradient_steps",
-    "Summary": "summary",
-    "effective_ranks": "gradient_detail",
+    "Summary": "records",
+    "effective_ranks": "gradient_share",
     "load_gradient": "gradient_file",
     "load_model": "run_folder",
     "load_norms": "gradient_steps",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leadline.data import Batch, Split, bits_per_byte, evaluation_batches
+from leadline.data import Split, bits_per_byte, evaluation_batches
 from leadline.distributed.world import ALONE, World
 from leadline.models import Decoder
 from leadline.ops.cross_entropy import IGNORED
@@ -50,26 +50,32 @@ def chunk_for(tokens: int, vocab_size: int, loss_chunk: int | None) -> int | Non
     return None if loss_chunk >= tokens else loss_chunk
 
 
+class Reading(NamedTuple):
+    """How held-out text is read.
+
+    Attributes:
+        tokens: at most so many, spread over the split.
+        on_batch: called after every batch, because there may be many.
+        world: the processes among which the batches are dealt out; all have the same result.
+    """
+
+    batch_size: int
+    context: int
+    tokens: int
+    device: torch.device
+    precision: str
+    on_batch: OnBatch | None = None
+    world: World = ALONE
+
+
 @torch.no_grad()
 def evaluate(
-    model: nn.Module,
-    split: Split,
-    *,
-    batch_size: int,
-    context: int,
-    tokens: int,
-    device: torch.device,
-    precision: str,
-    on_batch: OnBatch | None = None,
-    on_sequences: OnSequences | None = None,
-    world: World = ALONE,
+    model: nn.Module, split: Split, reading: Reading, *, on_sequences: OnSequences | None = None
 ) -> Evaluation:
-    """The loss on at most `tokens` held-out tokens, spread over the split, the same ones every time.
+    """The loss on held-out tokens, the same ones every time.
 
     Args:
-        on_batch: called after every batch, because there may be many.
         on_sequences: given every batch's losses by sequence, (batch,) nats a token.
-        world: the processes among which the batches are dealt out; all have the same result.
     """
 
     def losses(inputs: Tensor, targets: Tensor) -> list[Tensor]:
@@ -77,8 +83,7 @@ def evaluate(
         sequences = zip(logits.split(1), targets.split(1), strict=True) if on_sequences is not None else ()
         return [loss_of(logits, targets), *(loss_of(*one) for one in sequences)]
 
-    batches = evaluation_batches(split, batch_size, context, tokens)
-    found = _losses(model, losses, batches, device, precision, on_batch, world)
+    found = _losses(model, losses, split, reading)
     if on_sequences is not None:
         for _, (_, *sequences) in found:
             on_sequences(torch.tensor(sequences))
@@ -87,56 +92,36 @@ def evaluate(
 
 
 @torch.no_grad()
-def evaluate_exits(
-    model: Decoder,
-    split: Split,
-    *,
-    batch_size: int,
-    context: int,
-    tokens: int,
-    device: torch.device,
-    precision: str,
-    on_batch: OnBatch | None = None,
-    world: World = ALONE,
-) -> list[float]:
+def evaluate_exits(model: Decoder, split: Split, reading: Reading) -> list[float]:
     """The same loss, in nats a token, if the model ended after each of its blocks; the last is that of `evaluate`.
 
     One pass through the stack, and one through the head for each block.
-
-    Args:
-        on_batch, world: as for `evaluate`.
     """
     blocks = range(len(model.blocks))
 
     def losses(inputs: Tensor, targets: Tensor) -> list[Tensor]:
         return [loss_of(model.logits(hidden), targets) for hidden in model.exits(inputs, blocks)]
 
-    batches = evaluation_batches(split, batch_size, context, tokens)
-    return _means(_losses(model, losses, batches, device, precision, on_batch, world))
+    return _means(_losses(model, losses, split, reading))
 
 
 def _losses(
-    model: nn.Module,
-    losses: Callable[[Tensor, Tensor], list[Tensor]],
-    batches: Iterable[Batch],
-    device: torch.device,
-    precision: str,
-    on_batch: OnBatch | None,
-    world: World,
+    model: nn.Module, losses: Callable[[Tensor, Tensor], list[Tensor]], split: Split, reading: Reading
 ) -> list[tuple[int, list[float]]]:
     """Of every batch how many targets count, and what `losses` returns, in evaluation mode."""
     training = model.training
     model.eval()
     mine: dict[int, tuple[int, list[float]]] = {}
-    for number, batch in world.dealt(list(batches)):
-        with autocast(device, precision):
-            found = losses(batch.tokens.to(device), batch.targets.to(device))
+    batches = list(evaluation_batches(split, reading.batch_size, reading.context, reading.tokens))
+    for number, batch in reading.world.dealt(batches):
+        with autocast(reading.device, reading.precision):
+            found = losses(batch.tokens.to(reading.device), batch.targets.to(reading.device))
         size = int((batch.targets != IGNORED).sum())
         mine[number] = size, torch.stack(found).tolist() if size else [0.0] * len(found)  # over nothing means are NaN
-        if on_batch is not None:
-            on_batch()
+        if reading.on_batch is not None:
+            reading.on_batch()
     model.train(training)
-    every = {number: result for part in world.gathered(mine) for number, result in part.items()}
+    every = {number: result for part in reading.world.gathered(mine) for number, result in part.items()}
     return [every[number] for number in sorted(every)]
 
 

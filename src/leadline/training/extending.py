@@ -16,8 +16,8 @@ from leadline.lock import LOCK_FILE
 from leadline.training.checkpoint import FOLDER, checkpoints, drop_later, step_of
 from leadline.training.config import RunConfig
 from leadline.training.optimiser import decay_start
+from leadline.training.records import SUMMARY
 from leadline.training.resolve import Run
-from leadline.training.summary import SUMMARY
 
 
 def extended(kept: RunConfig, out: Path, config: RunConfig | str, tokens: int) -> RunConfig:

@@ -113,16 +113,12 @@ def load_gradient(folder: Path | str) -> dict[str, Any]:
             "share.add(share.measure()) after the last backward of each step, share.save(folder) at the end"
         )
     content = cast(dict[str, Any], read_json(path, GradientFile, advice="remove it to continue without a record"))
-    for name, shares in _lists(content):
+    lists = {name: content.get(name, []) for name in SHARES}
+    for kind, one in content.get("definitions", {}).items():
+        lists |= {f"definitions {kind} {name}": shares for name, shares in one.items()}
+    for name, shares in lists.items():
         for share in shares:
             if share is not None and not 0 <= share <= LARGEST:
                 raise LeadlineError(f"{path} is damaged: {name} holds {share}; a share is a number from 0, or null")
     check_sum(path)
     return content
-
-
-def _lists(content: dict[str, Any]) -> list[tuple[str, list[float | None]]]:
-    """Every list of shares by what it is called."""
-    definitions = content.get("definitions", {})
-    by_name = {f"definitions {kind} {name}": v for kind, one in definitions.items() for name, v in one.items()}
-    return [*((name, content.get(name, [])) for name in SHARES), *by_name.items()]

@@ -27,6 +27,8 @@ from torch import Tensor, nn
 
 from leadline.errors import LeadlineError, UsageError
 from leadline.models import DecoderConfig
+from leadline.probes.gradient_matrices import GradientDiversity, gradient_effective_rank
+from leadline.sharded import whole
 from leadline.stacks import Stack, Unit, stack_of
 from leadline.training.gradient_file import write_gradient
 from leadline.training.gradient_norms import Norms, measure_norms
@@ -86,14 +88,10 @@ class GradientShare:
         self._rows = torch.tensor(self._places(), dtype=torch.int64)
         owners = [unit.block for unit in self.sublayers] + list(range(self.blocks))
         self._owners = torch.tensor(owners, dtype=torch.int64)
-        sizes = torch.zeros(self._total_rows, dtype=torch.float64)
-        for parameter, row in zip(self.parameters, self._rows.tolist(), strict=True):
-            sizes[row] += parameter.numel()
-        self._sublayer_sizes, self._block_sizes = self._by_unit(sizes)
-        self._sublayer_sums = torch.zeros(len(self.sublayers), dtype=torch.float64)
-        self._block_sums = torch.zeros(self.blocks, dtype=torch.float64)
-        self._sublayer_missing = torch.zeros(len(self.sublayers), dtype=torch.int64)
-        self._block_missing = torch.zeros(self.blocks, dtype=torch.int64)
+        # Of all units: the sublayers, then the blocks.
+        self._sizes = self._by_unit(torch.tensor([parameter.numel() for parameter in self.parameters]))
+        self._sums = torch.zeros(len(self._sizes), dtype=torch.float64)
+        self._missing = torch.zeros(len(self._sizes), dtype=torch.int64)
         self._never = torch.ones(len(self.parameters), dtype=torch.bool)
         self.steps = self.seen = self.not_finite = 0
         self.last: list[Share] = [None] * self.blocks
@@ -119,10 +117,16 @@ class GradientShare:
                 rows.setdefault(id(parameter), len(self.sublayers) + layer)
         return [rows.get(id(parameter), self._total_rows - 1) for parameter in self.parameters]
 
-    def _by_unit(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of rows: (sublayers), (blocks)."""
-        blocks = rows.new_zeros(self.blocks).index_add_(0, self._owners, rows[:-1])  # each row's but the last one's
-        return rows[: len(self.sublayers)], blocks
+    def _by_unit(self, values: Tensor) -> Tensor:
+        """The sums of the parameters' values, (P,), over each sublayer and then each block."""
+        rows = values.new_zeros(self._total_rows).index_add_(0, self._rows, values)
+        blocks = values.new_zeros(self.blocks).index_add_(0, self._owners, rows[:-1])  # each row's but the last one's
+        return torch.cat((rows[: len(self.sublayers)], blocks))
+
+    def _split(self, values: Tensor) -> dict[str, Tensor]:
+        """Values of all units, those of blocks apart from those of sublayers."""
+        sublayers, blocks = values.split((len(self.sublayers), self.blocks))
+        return {"block": blocks, "sublayer": sublayers}
 
     def by_block(self) -> list[list[nn.Parameter]]:
         """Each block's parameters, those that count for it."""
@@ -146,12 +150,12 @@ class GradientShare:
         """
         self.seen += 1
         values = norms.values.double().cpu()
-        sublayers, blocks = (part.sqrt() for part in self._by_unit(self._rowed(values.square())))
-        has_sublayer, has_block = (part > 0 for part in self._by_unit(self._rowed(norms.present.double())))
-        self.last = [float(n) if has else None for n, has in zip(blocks, has_block, strict=True)]
+        units, there = self._by_unit(values.square()).sqrt(), self._by_unit(norms.present.double()) > 0
+        rows = self._split(units.where(there, math.nan))
+        blocks = self._split(units)["block"].tolist()
+        self.last = [n if has else None for n, has in zip(blocks, self._split(there)["block"].tolist(), strict=True)]
         if self._keep_norms:
-            rows = blocks.where(has_block, math.nan), sublayers.where(has_sublayer, math.nan)
-            parts = (torch.linalg.vector_norm(values), *rows)
+            parts = (torch.linalg.vector_norm(values), rows["block"], rows["sublayer"])
             self._added.append(StepNorms(np.array([self.seen]), *(part.float()[None].numpy() for part in parts)))
         if not (self.since <= self.seen <= (self.until or math.inf)):
             return
@@ -159,14 +163,9 @@ class GradientShare:
             self.not_finite += 1
             return
         self.steps += 1
-        self._sublayer_sums += sublayers
-        self._block_sums += blocks
-        self._sublayer_missing += ~has_sublayer
-        self._block_missing += ~has_block
+        self._sums += units
+        self._missing += ~there
         self._never &= ~norms.present
-
-    def _rowed(self, values: Tensor) -> Tensor:
-        return torch.zeros(self._total_rows, dtype=torch.float64).index_add_(0, self._rows, values)
 
     def norms(self) -> StepNorms:
         """Every step's norms so far, those outside of the window too."""
@@ -191,33 +190,37 @@ class GradientShare:
 
         A share is None, never 0, where there was no gradient in any step that counted.
         """
-        never = [self._names[id(p)] for p, none in zip(self.parameters, self._never.tolist(), strict=True) if none]
+        each, per_parameter = (
+            self._shares(self._sums),
+            self._shares(self._sums / self._sizes.clamp(min=1).double().sqrt()),
+        )
         return {
             "steps": self.steps,
             "window": {"from": self.since, "until": self.until},
             "units": {"block": [str(b) for b in range(self.blocks)], "sublayer": [str(u) for u in self.sublayers]},
-            "share": self._shares(self._block_sums, self._block_missing),
-            "sublayer_share": self._shares(self._sublayer_sums, self._sublayer_missing),
-            "share_per_parameter": self._shares(self._block_sums, self._block_missing, self._block_sizes),
-            "sublayer_share_per_parameter": self._shares(
-                self._sublayer_sums, self._sublayer_missing, self._sublayer_sizes
-            ),
+            "share": each["block"],
+            "sublayer_share": each["sublayer"],
+            "share_per_parameter": per_parameter["block"],
+            "sublayer_share_per_parameter": per_parameter["sublayer"],
             "clip": self.clip,
             "warmup_steps": self.warmup,
             "definitions": {"block": self._by_definition("block"), "sublayer": self._by_definition("sublayer")},
-            "parameters": {"block": _whole(self._block_sizes), "sublayer": _whole(self._sublayer_sizes)},
-            "steps_without_gradient": {
-                "block": self._block_missing.tolist(),
-                "sublayer": self._sublayer_missing.tolist(),
-            },
-            "parameters_without_gradient": never if self.steps else [],
+            "parameters": {unit: sizes.tolist() for unit, sizes in self._split(self._sizes).items()},
+            "steps_without_gradient": {unit: steps.tolist() for unit, steps in self._split(self._missing).items()},
+            "parameters_without_gradient": self._without() if self.steps else [],
             "steps_not_finite": self.not_finite,
             "details": self.details,
         }
 
-    def _shares(self, sums: Tensor, missing: Tensor, sizes: Tensor | None = None) -> list[Share]:
-        each = sums if sizes is None else sums / sizes.clamp(min=1).sqrt()
-        return share_of([None if m >= self.steps else float(s) for s, m in zip(each, missing.tolist(), strict=True)])
+    def _shares(self, sums: Tensor) -> dict[str, list[Share]]:
+        found = {
+            unit: part.tolist() for unit, part in self._split(sums.where(self._missing < self.steps, math.nan)).items()
+        }
+        return {unit: share_of([None if math.isnan(s) else s for s in part]) for unit, part in found.items()}
+
+    def _without(self) -> list[str]:
+        """The parameters that never had a gradient, by name."""
+        return [name for name, none in zip(self._ordered(), self._never.tolist(), strict=True) if none]
 
     def save(self, folder: Path | str) -> Path:
         """Writes `gradient.json` into `folder`, a model's or any other, with every step's norms beside it.
@@ -237,15 +240,16 @@ class GradientShare:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps; floats survive JSON exactly."""
+        sums, missing = self._split(self._sums), self._split(self._missing)
         return {
             "steps": self.steps,
             "seen": self.seen,
             "not_finite": self.not_finite,
-            "sublayers": self._sublayer_sums.tolist(),
-            "blocks": self._block_sums.tolist(),
-            "sublayers_missing": self._sublayer_missing.tolist(),
-            "blocks_missing": self._block_missing.tolist(),
-            "never": [name for name, none in zip(self._ordered(), self._never.tolist(), strict=True) if none],
+            "sublayers": sums["sublayer"].tolist(),
+            "blocks": sums["block"].tolist(),
+            "sublayers_missing": missing["sublayer"].tolist(),
+            "blocks_missing": missing["block"].tolist(),
+            "never": self._without(),
             "details": list(self.details),
         }
 
@@ -258,21 +262,20 @@ class GradientShare:
         Raises:
             ValueError: it is another model's.
         """
-        blocks = torch.tensor(state["blocks"], dtype=torch.float64)
-        sublayers = torch.tensor(state["sublayers"], dtype=torch.float64)
-        if blocks.shape != self._block_sums.shape or sublayers.shape != self._sublayer_sums.shape:
+        blocks, sublayers = state["blocks"], state["sublayers"]
+        if (len(blocks), len(sublayers)) != (self.blocks, len(self.sublayers)):
             raise ValueError(f"the gradient share is that of {len(blocks)} blocks; this model has {self.blocks}")
         if norms is not None and (norms.block.shape[1], norms.sublayer.shape[1]) != (len(blocks), len(sublayers)):
             raise ValueError(
                 f"the gradient norms are those of {norms.block.shape[1]} blocks; this model has {self.blocks}"
             )
-        self._block_sums, self._sublayer_sums = blocks, sublayers
+        self._sums = torch.tensor([*sublayers, *blocks], dtype=torch.float64)
+        missing = [state.get(f"{name}_missing", [0] * len(state[name])) for name in ("sublayers", "blocks")]
+        self._missing = torch.tensor([*missing[0], *missing[1]], dtype=torch.int64)
         self._before, self._added = norms or empty_norms(self.blocks, len(self.sublayers)), []
         self.steps = int(state["steps"])
         self.seen = int(state.get("seen", self.steps))
         self.not_finite = int(state.get("not_finite", 0))
-        for name, missing in (("sublayers", self._sublayer_missing), ("blocks", self._block_missing)):
-            missing.copy_(torch.tensor(state.get(f"{name}_missing", [0] * len(missing))))
         never = set(state.get("never", () if self.steps else self._ordered()))
         self._never = torch.tensor([name in never for name in self._ordered()], dtype=torch.bool)
         self.details = list(state.get("details", ()))
@@ -281,16 +284,59 @@ class GradientShare:
         return [self._names[id(parameter)] for parameter in self.parameters]
 
 
+class Diversity:
+    """The mean cosine between the gradients of a step's parts, for each block. Keeps one copy of the gradients.
+
+    Args:
+        share: knows which parameters are whose.
+    """
+
+    def __init__(self, share: GradientShare) -> None:
+        self._parameters = share.by_block()
+        self._blocks = [GradientDiversity() for _ in self._parameters]
+
+    @property
+    def parts(self) -> int:
+        """How many parts were added."""
+        return max((block.batches for block in self._blocks), default=0)
+
+    def add(self) -> None:
+        """The gradients as they are now, those of one part alone."""
+        for parameters, block in zip(self._parameters, self._blocks, strict=True):
+            block.add([None if p.grad is None else whole(p.grad) for p in parameters])
+
+    def cosines(self) -> list[float | None]:
+        """One for each block: 1 where all parts agree, 0 where they are orthogonal; None below two parts."""
+        return [block.cosine() for block in self._blocks]
+
+
+def effective_ranks(share: GradientShare) -> list[float | None]:
+    """The effective rank of each block's gradient matrices as they are now, weighted by their entries.
+
+    Costs the singular values of every matrix in the blocks. None for a block without a gradient, or with one of zeros.
+    """
+    return [
+        gradient_effective_rank(None if p.grad is None else whole(p.grad) for p in parameters)
+        for parameters in share.by_block()
+    ]
+
+
+def detail_of(step: int, share: GradientShare, diversity: Diversity) -> dict[str, Any]:
+    """What `gradient.json` keeps of a step beside the norms."""
+    return {
+        "step": step,
+        "effective_rank": effective_ranks(share),
+        "cosine": diversity.cosines(),
+        "parts": diversity.parts,
+    }
+
+
 def _layers(stack: Stack) -> list[int]:
     """The block as which each block of the stack counts: one that repeats another counts as that one."""
     config = getattr(stack.model, "config", None)
     if isinstance(config, DecoderConfig) and len(config.block_layers) == stack.blocks:
         return list(config.block_layers)
     return list(range(stack.blocks))
-
-
-def _whole(sizes: Tensor) -> list[int]:
-    return [int(size) for size in sizes.tolist()]
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -35,21 +35,18 @@ from leadline.training.checkpoint import (
     save_checkpoint,
 )
 from leadline.training.config import RunConfig, options_of
-from leadline.training.evaluation import Evaluation, OnSequences, evaluate, evaluate_exits
+from leadline.training.evaluation import Evaluation, OnSequences, Reading, evaluate, evaluate_exits
 from leadline.training.extending import extended
-from leadline.training.gradient_detail import Diversity, detail_of
 from leadline.training.gradient_file import write_gradient
-from leadline.training.gradient_share import GradientShare
+from leadline.training.gradient_share import Diversity, GradientShare, detail_of
 from leadline.training.gradient_steps import find_norms, share_of
 from leadline.training.interventions import equalise, equalised_updates
 from leadline.training.memory import keep_freed_memory, peak_memory
 from leadline.training.optimiser import decay_start, make_optimiser, rate_at, warmup_steps
-from leadline.training.records import DEPTH, EVALS, STEPS, Lines
+from leadline.training.records import DEPTH, EVALS, STEPS, SUMMARY, Lines, Summary, read_summary, write_sequences
 from leadline.training.resolve import Run, check_parallel, decide, usable_device
 from leadline.training.run_folder import check_there, config_of, run_in
-from leadline.training.sequences import write_sequences
 from leadline.training.step import Passes
-from leadline.training.summary import SUMMARY, Summary, read_summary
 from leadline.training.tracking import Tracker, open_tracker, require_trackers, trackers_of
 
 SAVE_SECONDS = 600.0
@@ -358,17 +355,11 @@ class Trainer:
             if self.told.evaluation is not None:
                 self.told.evaluation(self.step, time.monotonic() - began)
 
-        how: dict[str, Any] = {
-            "batch_size": max(1, run.batch_size // (run.config.data.grad_accumulation * self.world.size)),
-            "context": run.context,
-            "tokens": run.evaluate_tokens,
-            "device": self.device,
-            "precision": run.config.runtime.precision,
-            "on_batch": on_batch,
-            "world": self.world,
-        }
+        size = max(1, run.batch_size // (run.config.data.grad_accumulation * self.world.size))
+        precision = run.config.runtime.precision
+        reading = Reading(size, run.context, run.evaluate_tokens, self.device, precision, on_batch, self.world)
         with eager_blocks(self.model):  # other sizes than a step's
-            result = evaluate(self.model, run.data.heldout, on_sequences=on_sequences, **how)
+            result = evaluate(self.model, run.data.heldout, reading, on_sequences=on_sequences)
         if not math.isfinite(result.loss):
             raise LeadlineError(
                 f"the held-out loss after step {self.step} is not finite; another run with a lower --lr may do better"
@@ -376,7 +367,7 @@ class Trainer:
         told: dict[str, Any] = {"step": self.step, "tokens": self.step * run.batch_tokens, **result._asdict()}
         if run.layerskip:
             with eager_blocks(self.model):
-                told["exit_losses"] = evaluate_exits(self.model, run.data.heldout, **how)
+                told["exit_losses"] = evaluate_exits(self.model, run.data.heldout, reading)
         self._note(EVALS, told)
         if self.told.evaluated is not None:
             self.told.evaluated(told)

@@ -15,7 +15,7 @@ from leadline.models.compiling import compile_blocks, eager_blocks
 from leadline.ops import chunked_cross_entropy
 from leadline.probes import DepthRecord, record
 from leadline.training.evaluation import autocast, chunk_for, loss_of
-from leadline.training.gradient_detail import Diversity
+from leadline.training.gradient_share import Diversity
 from leadline.training.layerskip import LayerSkip
 from leadline.training.resolve import Run
 

@@ -7,7 +7,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import write_json
@@ -18,16 +18,6 @@ MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio"
 PROJECT = "leadline"
 RUN_ID = "tracking.json"
 """In the run's folder: what the run is called at a tracker, so that a resumed run goes on there."""
-
-
-class Tracker(Protocol):
-    """Takes the records of a run."""
-
-    def add(self, told: Mapping[str, Any]) -> None:
-        """One record, at its `step`."""
-
-    def close(self) -> None:
-        """Writes what is left."""
 
 
 def trackers_of(text: str | None) -> tuple[str, ...]:
@@ -55,19 +45,6 @@ def require_trackers(names: tuple[str, ...]) -> None:
             raise UsageError(f"log_to={name} needs the package {name}: pip install 'leadline[track]'") from error
 
 
-def open_tracker(name: str, out: Path, after: int, config: Mapping[str, Any]) -> Tracker:
-    """The tracker of that name for the run in `out`.
-
-    Args:
-        after: the step that the run resumes from; records of later steps, which an interrupted run left, are replaced
-            where the tracker can, and otherwise equal to those that come.
-        config: the run's options by their names.
-    """
-    if name == "tensorboard":
-        return TensorBoard(out / "tensorboard", after)
-    return Remote(name, out, config)
-
-
 class TensorBoard:
     """Events in a folder; those after the step `after` are not shown."""
 
@@ -77,13 +54,13 @@ class TensorBoard:
         self._writer = SummaryWriter(str(folder), purge_step=after + 1)
 
     def add(self, told: Mapping[str, Any]) -> None:
-        """See `Tracker`."""
+        """One record, at its `step`."""
         for name, value in told.items():
             if name != "step":
                 self._writer.add_scalar(name, value, told["step"])
 
     def close(self) -> None:
-        """See `Tracker`."""
+        """Writes what is left."""
         self._writer.close()
 
 
@@ -110,12 +87,27 @@ class Remote:
             raise LeadlineError(f"--log-to {name} can't begin: {error}") from error
 
     def add(self, told: Mapping[str, Any]) -> None:
-        """See `Tracker`."""
+        """One record, at its `step`."""
         self._module.log({name: value for name, value in told.items() if name != "step"}, step=told["step"])
 
     def close(self) -> None:
-        """See `Tracker`."""
+        """Writes what is left."""
         self._module.finish()
+
+
+Tracker = TensorBoard | Remote
+"""Takes the records of a run."""
+
+
+def open_tracker(name: str, out: Path, after: int, config: Mapping[str, Any]) -> Tracker:
+    """The tracker of that name for the run in `out`.
+
+    Args:
+        after: the step that the run resumes from; records of later steps, which an interrupted run left, are replaced
+            where the tracker can, and otherwise equal to those that come.
+        config: the run's options by their names.
+    """
+    return TensorBoard(out / "tensorboard", after) if name == "tensorboard" else Remote(name, out, config)
 
 
 def _run_id(out: Path) -> str:

@@ -26,14 +26,13 @@ from leadline.probes.watch import measuring
 from leadline.reading import read_json
 from leadline.training import Diversity, GradientShare, Summary
 from leadline.training.checkpoint import State, check_position, choose_checkpoint, load_checkpoint, save_checkpoint
-from leadline.training.gradient_detail import detail_of
 from leadline.training.gradient_file import write_gradient
+from leadline.training.gradient_share import detail_of
 from leadline.training.gradient_steps import find_norms
 from leadline.training.memory import peak_memory
 from leadline.training.optimiser import param_groups
-from leadline.training.records import EVALS, STEPS, Lines
+from leadline.training.records import ADVICE, EVALS, STEPS, SUMMARY, Lines
 from leadline.training.resolve import usable_device
-from leadline.training.summary import ADVICE, SUMMARY
 
 EVALUATION_BATCH = 100
 PIECES = 4
