@@ -18,7 +18,7 @@ SUMS = "checksums.json"
 CHUNK = 1 << 20
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Calls `write(temporary)` and renames the result to `path`; an error leaves nothing behind.
 
     Raises:
@@ -34,11 +34,11 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         with open(temporary, "rb") as handle:
             os.fsync(handle.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        _remove(temporary)
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-    except BaseException:
-        _remove(temporary)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
     sync_folder(path.parent)
 
@@ -86,11 +86,6 @@ def _check_parents(path: Path, option: str) -> None:
             return
 
 
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
-
-
 def sync_folder(folder: Path) -> None:
     """Makes renames in `folder` durable, where the system can."""
     try:
@@ -98,16 +93,15 @@ def sync_folder(folder: Path) -> None:
     except OSError:
         return
     try:
-        os.fsync(handle)
-    except OSError:
-        pass
+        with contextlib.suppress(OSError):
+            os.fsync(handle)
     finally:
         os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes UTF-8 text atomically."""
-    write_atomically(path, lambda temporary: _write(temporary, text))
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -158,7 +152,3 @@ def _sum_of(path: Path) -> str:
         while part := file.read(CHUNK):
             found = zlib.crc32(part, found)
     return f"{found:08x}"
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
