@@ -34,10 +34,11 @@ from leadline.bench import bench_decode, bench_models, bench_operators
 from leadline.bench.cases import CASES, Case, Inputs, Maker, Sizes
 from leadline.bench.checks import errors
 from leadline.bench.decode import DecodeOptions
-from leadline.bench.models import TWO_PHASES, ModelOptions
+from leadline.bench.models import ModelOptions
 from leadline.bench.operators import OperatorOptions, values_and_gradients
 from leadline.bench.results import Result, versions
 from leadline.bench.rounds import Candidate, run_rounds, timer_for
+from leadline.bench.running import TWO_PHASES
 from leadline.bench.shapes import BenchShape
 from leadline.bench.table import print_result
 from leadline.choices import Backend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import leadline as ll
 
 ROOT = Path(__file__).parent.parent
+PARTS = [part.name for part in pkgutil.iter_modules(ll.__path__) if part.name in ll.__all__]
 ZENSICAL = shutil.which("zensical", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
@@ -45,7 +47,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {page.parent.name: page.read_text(encoding="utf-8") for page in pages}
 
 
-@pytest.mark.parametrize("part", ll._PARTS)
+@pytest.mark.parametrize("part", PARTS)
 def test_every_public_name_of_a_part_is_in_the_reference(part: str, reference: dict[str, str]) -> None:
     described = re.findall(rf'id="leadline\.{part}\.([\w.]+)"', reference[part])
     names = {name for path in described for name in (path, path.rpartition(".")[2])}

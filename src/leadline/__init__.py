@@ -9,6 +9,7 @@ Names load what they need when they are first used, so that `import leadline` is
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -67,64 +68,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "leadline.config": ("from_dict", "to_dict"),
-    "leadline.connections": (
-        "Additive",
-        "AttentionResiduals",
-        "Connection",
-        "Depth",
-        "HyperConnections",
-        "ManifoldHyperConnections",
-        "MultiGate",
-        "Readout",
-        "Site",
-        "State",
-    ),
-    "leadline.designs": ("PRESETS", "Design", "design"),
-    "leadline.errors": ("LeadlineError", "UsageError"),
-    "leadline.models": (
-        "AttentionConfig",
-        "Decoder",
-        "DecoderConfig",
-        "EarlyExit",
-        "InitConfig",
-        "KVCache",
-        "LayerConfig",
-        "MLPConfig",
-        "RepeatConfig",
-        "cut",
-        "fold",
-        "generate",
-        "stream_early",
-        "stream_tokens",
-    ),
-    "leadline.norms": ("BHyT", "Derf", "DyT", "LayerNorm", "NoNorm", "NormConfig", "RMSNorm"),
-    "leadline.stacks": ("Stack", "StackWatcher", "Unit", "stack_of"),
-    "leadline.experiments.calls": ("compare", "probe", "prune", "study", "train"),
-    "leadline.training": ("RunConfig", "param_groups"),
-}
-_PARTS = (
-    "bench",
-    "connections",
-    "data",
-    "designs",
-    "experiments",
-    "hub",
-    "models",
-    "norms",
-    "ops",
-    "probes",
-    "pruning",
-    "stacks",
-    "training",
-)
-"""Whole parts of the library, as in `ll.probes.record(model)`."""
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
-_NAMES_AT_HOME = {"design": "resolve"}
-"""What a name is called in its home, where that differs."""
-_DEPRECATED = {"resolve": "design"}
-"""Old names and the new ones."""
+_HOMES = ("errors", "config", "norms", "connections", "models", "designs", "stacks", "experiments.calls", "training")
+"""Where names are looked for, in this order: what imports little comes first, and `train` is that of the calls."""
 
 __all__ = [
     "PRESETS",
@@ -194,18 +139,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _DEPRECATED:
-        new = _DEPRECATED[name]
-        message = f"leadline.{name} is now leadline.{new}; the old name will be removed in 0.2"
+    if name == "resolve":
+        message = "leadline.resolve is now leadline.design; the old name will be removed in 0.2"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
-        name = new
-    if name in _PARTS:
-        return importlib.import_module(f"leadline.{name}")
-    home = _HOME.get(name)
-    if home is None:
+        name = "design"
+    if name not in __all__:
         raise AttributeError(f"module 'leadline' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), _NAMES_AT_HOME.get(name, name))
-    globals()[name] = value
+    if importlib.util.find_spec(f"leadline.{name}") is not None:  # a whole part, as in `ll.probes.record(model)`
+        return importlib.import_module(f"leadline.{name}")
+    at_home = "resolve" if name == "design" else name
+    homes = (importlib.import_module(f"leadline.{home}") for home in _HOMES)
+    value = globals()[name] = next(getattr(home, at_home) for home in homes if hasattr(home, at_home))
     return value
 
 

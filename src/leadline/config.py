@@ -12,7 +12,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -36,6 +36,29 @@ def kind(name: str) -> Callable[[type[T]], type[T]]:
         return cls
 
     return register
+
+
+def check_choices(config: Any, said: str = "is not known") -> None:
+    """Raises UsageError where a field of a dataclass is none of the values of its `Literal`."""
+    for name, choices in _choices(cast(Any, type(config))).items():
+        value = getattr(config, name)
+        if value not in choices:
+            raise UsageError(f"{name}={value!r} {said}; {', '.join(choices[:-1])} and {choices[-1]} work")
+
+
+def check_numbers(config: Any, *, positive: Sequence[str] = (), not_negative: Sequence[str] = ()) -> None:
+    """Raises UsageError where a field of a dataclass is less than 1, or than 0; None is neither."""
+    bounds = [(name, 1, "be at least 1") for name in positive] + [(name, 0, "not be negative") for name in not_negative]
+    for name, least, said in bounds:
+        value = getattr(config, name)
+        if value is not None and not value >= least:
+            raise UsageError(f"{name}={value} must {said}")
+
+
+@functools.cache
+def _choices(cls: Any) -> dict[str, tuple[str, ...]]:
+    hints = typing.get_type_hints(cls)
+    return {name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is typing.Literal}
 
 
 def to_dict(value: Any) -> Any:
@@ -107,7 +130,9 @@ def _read(hint: Any, data: Any, where: str) -> Any:
         return _read_scalar(hint, data, where)
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        return _read_union(typing.get_args(hint), data, where)
+        choices = typing.get_args(hint)
+        absent = data is None and type(None) in choices
+        return None if absent else read_first(choices, lambda choice: _read(choice, data, where))
     if origin is typing.Literal:
         choices = typing.get_args(hint)
         if data not in choices:
@@ -131,12 +156,6 @@ def _read(hint: Any, data: Any, where: str) -> Any:
     return _read_scalar(hint, data, where)
 
 
-def _read_union(choices: tuple[Any, ...], data: Any, where: str) -> Any:
-    if data is None and type(None) in choices:
-        return None
-    return read_first(choices, lambda choice: _read(choice, data, where))
-
-
 def read_first(choices: tuple[Any, ...], read: Callable[[Any], Any]) -> Any:
     """What `read` makes of the first of the types that it accepts; None among them is passed over.
 
@@ -144,9 +163,7 @@ def read_first(choices: tuple[Any, ...], read: Callable[[Any], Any]) -> Any:
         UsageError: it accepts none; the error is that of the first.
     """
     errors = []
-    for choice in choices:
-        if choice is type(None):
-            continue
+    for choice in (choice for choice in choices if choice is not type(None)):
         try:
             return read(choice)
         except UsageError as error:

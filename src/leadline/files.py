@@ -34,11 +34,11 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         with open(temporary, "rb") as handle:
             os.fsync(handle.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        _remove(temporary)
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-    except BaseException:
-        _remove(temporary)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
     sync_folder(path.parent)
 
@@ -86,11 +86,6 @@ def _check_parents(path: Path, option: str) -> None:
             return
 
 
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
-
-
 def sync_folder(folder: Path) -> None:
     """Makes renames in `folder` durable, where the system can."""
     try:
@@ -98,9 +93,8 @@ def sync_folder(folder: Path) -> None:
     except OSError:
         return
     try:
-        os.fsync(handle)
-    except OSError:
-        pass
+        with contextlib.suppress(OSError):
+            os.fsync(handle)
     finally:
         os.close(handle)
 

@@ -81,13 +81,14 @@ def alone(out: Path, verb: str, *, patience: float = 0.0) -> Iterator[None]:
 def _open(out: Path) -> int:
     """The lock's file, made if need be; no link is followed, and what a file holds stays."""
     path = out / LOCK_FILE
+    odd = LeadlineError(f"{path} is not an ordinary file; remove it, or name another --out")
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise LeadlineError(f"{path} is not an ordinary file; remove it, or name another --out") from error
+            raise odd from error
         raise LeadlineError(f"--out {out} cannot be written: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise LeadlineError(f"{path} is not an ordinary file; remove it, or name another --out")
+        raise odd
     return handle

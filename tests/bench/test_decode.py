@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from leadline.bench import bench_decode, decode
+from leadline.bench import bench_decode, decode, running
 from leadline.bench.decode import DecodeOptions
 from leadline.bench.rounds import Timings
 from leadline.bench.shapes import BenchShape
@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     def run(candidates: Any, rounds: int, timer: object, **more: object) -> Timings:
         return Timings({c.name: [seconds.get(c.name, 1.0)] * rounds for c in candidates})
 
-    monkeypatch.setattr(decode, "run_rounds", run)
+    monkeypatch.setattr(running, "run_rounds", run)
     return seconds
 
 
@@ -95,7 +95,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def stops(candidates: Any, rounds: int, timer: object, **more: object) -> Timings:
         return Timings({c.name: [1.0] for c in candidates}, interrupted=True)
 
-    monkeypatch.setattr(decode, "run_rounds", stops)
+    monkeypatch.setattr(running, "run_rounds", stops)
     result = bench_decode(options("mgr"), {})
     assert result.interrupted
     assert result.rounds == 1

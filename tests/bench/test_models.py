@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leadline.bench import bench_models, models
+from leadline.bench import bench_models, models, running
 from leadline.bench.models import ModelOptions, has_operators, subjects_for, usable_backends
 from leadline.bench.rounds import Timings
 from leadline.bench.shapes import SHAPES, BenchShape, shape_named
@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
             candidate.after()
         return Timings({c.name: [seconds.get(c.name, 1.0) * (n + 1) for n in range(rounds)] for c in candidates})
 
-    monkeypatch.setattr(models, "run_rounds", run)
+    monkeypatch.setattr(running, "run_rounds", run)
     return seconds
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from leadline.bench import bench_operators, operators
+from leadline.bench import bench_operators, operators, running
 from leadline.bench.cases import CASES, Inputs, Maker, Sizes
 from leadline.bench.operators import OperatorOptions, check, values_and_gradients
 from leadline.bench.peers import PEERS, PeerCase
@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     def run(candidates: Any, rounds: int, timer: object, **more: object) -> Timings:
         return Timings({c.name: [seconds.get(c.name, 1.0) * (n + 1) for n in range(rounds)] for c in candidates})
 
-    monkeypatch.setattr(operators, "run_rounds", run)
+    monkeypatch.setattr(running, "run_rounds", run)
     monkeypatch.setattr(operators, "calls_for", lambda step, timer, seconds: 1)
     return seconds
 
@@ -155,8 +155,9 @@ def test_a_wrong_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return [mix * 0.5 + (mix * 0.5).detach()]
 
     peer = PeerCase(case="depth attention", name="theirs", work=work)
-    subject = operators._of_peer(peer, CASES["depth attention"])
-    assert check(subject, options()).startswith("the gradient of source0 is off by")
+    monkeypatch.setattr(operators, "PEERS", (peer,))
+    subjects, _ = operators.subjects_of(CASES["depth attention"], (), options())
+    assert check(subjects[-1], options()).startswith("the gradient of source0 is off by")
 
 
 def test_peers(clock: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,8 +176,8 @@ def test_peers(clock: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None
 def test_hyper_connections_does_what_we_say_it_does() -> None:
     """Where it is installed: its mHC against our statement of its maths."""
     pytest.importorskip("hyper_connections")
-    peer = next(peer for peer in PEERS if peer.name == "hyper-connections")
-    assert check(operators._of_peer(peer, CASES["mhc step"]), options()) == ""
+    subjects, _ = operators.subjects_of(CASES["mhc step"], (), options())
+    assert check(next(subject for subject in subjects if subject.label == "hyper-connections"), options()) == ""
 
 
 def test_it_is_plain_data(clock: dict[str, float]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from connection_examples import EXAMPLES
 from torch import Tensor, nn
 
 from leadline.connections import CONNECTIONS, Additive, AttentionResiduals, Depth, HyperConnections, MultiGate, State
-from leadline.connections.registry import EXAMPLES
 from leadline.errors import UsageError
 from leadline.stacks.sites import Watcher, watch
 

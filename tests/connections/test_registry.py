@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from compiled import IN_MODELS
+from connection_examples import EXAMPLES
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -28,7 +29,6 @@ from leadline.connections import (
     MultiGate,
     State,
 )
-from leadline.connections.registry import EXAMPLES
 from leadline.errors import UsageError
 
 DIM = 7

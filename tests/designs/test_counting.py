@@ -158,7 +158,7 @@ def test_context_is_checked() -> None:
 
 def test_depth_flops_follow_the_window_and_the_sinkhorn_iterations() -> None:
     from leadline.connections import AttentionResiduals, ManifoldHyperConnections
-    from leadline.designs.depth_flops import depth_flops
+    from leadline.designs.counting import depth_flops
 
     # 15 reads of 2 sources beside the first of one, the readout's too; 12 additions to partial sums.
     assert depth_flops(AttentionResiduals(block_size=4, window=1), 64, 16) == 16 * 2 * 4 * 64 + 17 * 2 * 64 + 12 * 64

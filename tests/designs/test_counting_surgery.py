@@ -6,13 +6,12 @@ import dataclasses
 
 import pytest
 import torch
+from connection_examples import EXAMPLES
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from leadline.connections import Additive, AttentionResiduals, Connection, MultiGate
-from leadline.connections.registry import EXAMPLES
-from leadline.designs.counting import count_flops, count_parameters
-from leadline.designs.depth_flops import depth_flops
+from leadline.designs.counting import count_flops, count_parameters, depth_flops
 from leadline.models import AttentionConfig, Decoder, DecoderConfig, LayerConfig, MLPConfig, RepeatConfig, cut_config
 from leadline.norms import RMSNorm
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from compiled import IN_MODELS
+from connection_examples import EXAMPLES
 from torch import Tensor
 
 from leadline import norms
 from leadline.connections import Additive
-from leadline.connections.registry import EXAMPLES
 from leadline.models import AttentionConfig, Decoder, DecoderConfig, LayerConfig, MLPConfig
 
 NORMS = {

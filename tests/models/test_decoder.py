@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from leadline.connections import Additive, AttentionResiduals, MultiGate
 from leadline.errors import UsageError
 from leadline.models import AttentionConfig, Decoder, DecoderConfig, InitConfig
-from leadline.models.cache import KVCache
-from leadline.models.layers import Attention, rotary_tables, rotate
+from leadline.models.layers import Attention, KVCache, rotary_tables, rotate
 from leadline.norms import BHyT, NormConfig
 
 MakeConfig = Callable[..., DecoderConfig]

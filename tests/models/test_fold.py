@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from connection_examples import EXAMPLES
 from torch import Tensor, nn
 
 import leadline as ll
-from leadline.connections.registry import EXAMPLES
 
 DIM = 16
 

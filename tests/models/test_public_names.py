@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,8 +24,13 @@ def test_every_public_name_is_there(name: str) -> None:
     assert name in dir(leadline)
 
 
-def test_homes_and_public_names_agree() -> None:
-    assert {*leadline._HOME, *leadline._PARTS, "__version__"} == set(leadline.__all__)
+def test_names_are_what_type_checkers_are_told() -> None:
+    tree = ast.parse(Path(leadline.__file__).read_text(encoding="utf-8"))
+    imports = next(node for node in tree.body if isinstance(node, ast.If)).body
+    told = {alias.asname or alias.name: (node.module, alias.name) for node in imports for alias in node.names}
+    assert {*told, "__version__"} == set(leadline.__all__)
+    for name, (home, at_home) in told.items():
+        assert getattr(leadline, name) is getattr(importlib.import_module(home), at_home), name
 
 
 def test_an_unknown_name() -> None:

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 import torch
+from connection_examples import EXAMPLES
 
-from leadline.connections.registry import EXAMPLES
 from leadline.designs import preset_named, resolve
 from leadline.errors import LeadlineError, UsageError
 from leadline.models import Decoder, KVCache, RepeatConfig, cut

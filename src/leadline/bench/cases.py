@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from leadline.choices import Backend
-from leadline.connections import AttentionResiduals, Connection, HyperConnections, ManifoldHyperConnections
+from leadline.connections import (
+    AttentionResiduals,
+    Connection,
+    HyperConnections,
+    ManifoldHyperConnections,
+    StreamsState,
+)
 from leadline.connections.base import Site
 from leadline.ops import bounded_tanh, bounded_tanh_reuse, depth_attention, multi_gate_step, use_backend
 
@@ -104,7 +110,7 @@ class Inputs:
 Work = Callable[[Inputs, Backend], Sequence[Tensor]]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Case:
     """An operator.
 
@@ -127,10 +133,8 @@ class Case:
 
 def _attention_inputs(m: Maker) -> Inputs:
     sources = {f"source{i}": m.tensor(m.sizes.tokens, m.sizes.dim) for i in range(m.sizes.count)}
-    query, gain = (
-        m.tensor(m.sizes.dim, scale=m.sizes.dim**-0.5, wide=True),
-        m.tensor(m.sizes.dim, scale=0.1, shift=1.0, wide=True),
-    )
+    query = m.tensor(m.sizes.dim, scale=m.sizes.dim**-0.5, wide=True)
+    gain = m.tensor(m.sizes.dim, scale=0.1, shift=1.0, wide=True)
     return Inputs(tensors={**sources, "query": query, "gain": gain})
 
 
@@ -193,15 +197,8 @@ def _gate_inputs(m: Maker) -> Inputs:
 
 def _gate(i: Inputs, backend: Backend) -> Sequence[Tensor]:
     t = i.tensors
-    step = multi_gate_step(
-        t["streams"],
-        (t["output"], t["beta"]),
-        t["pool query"],
-        (t["gate query"], t["bias"]),
-        kind="competitive",
-        eps=EPS,
-        backend=backend,
-    )
+    pending, gate = (t["output"], t["beta"]), (t["gate query"], t["bias"])
+    step = multi_gate_step(t["streams"], pending, t["pool query"], gate, kind="competitive", eps=EPS, backend=backend)
     return [value for value in step if value is not None]
 
 
@@ -221,8 +218,6 @@ def _streams_rows(n: int) -> int:
 
 
 def _streams(i: Inputs, backend: Backend) -> Sequence[Tensor]:
-    from leadline.connections.hyper import StreamsState
-
     site = cast(Site, i.modules["site"])
     with use_backend(backend):
         h, state = site.read(StreamsState(i.tensors["streams"]))
@@ -248,77 +243,28 @@ def _tanh_inputs(m: Maker) -> Inputs:
 def _tanh(i: Inputs, backend: Backend) -> Sequence[Tensor]:
     t = i.tensors
     y, moment = bounded_tanh(t["first"], t["gain"], t["lam"], KAPPA, EPS, backend=backend)
-    again = bounded_tanh_reuse(
-        t["second"],
-        t["second gain"],
-        t["second lam"],
-        t["lam"].detach(),
-        KAPPA,
-        moment,
-        i.values["c"],
-        EPS,
-        backend=backend,
-    )
-    return [y, again]
+    first, second = t["lam"].detach(), (t["second"], t["second gain"], t["second lam"])
+    return [y, bounded_tanh_reuse(*second, first, KAPPA, moment, i.values["c"], EPS, backend=backend)]
 
 
-CASES: dict[str, Case] = {
-    case.name: case
-    for case in (
-        Case(
-            name="depth attention",
-            summary="one read of N sources",
-            make=_attention_inputs,
-            work=_attention,
-            # Forward: the sources; the mix. Backward: the sources, the mix and its gradient; theirs.
-            rows=lambda n: 3 * n + 3,
-        ),
-        Case(
-            name="block of reads",
-            summary=f"the {BLOCK} reads and writes of a Block AttnRes block over a bank of N sources",
-            make=_block_inputs,
-            work=_block,
-            two_phase=lambda i, backend: _block(i, backend, two_phase=True),
-            # Forward: bank, outputs; mixes. Backward: bank, outputs, gradients of mixes; of bank and outputs.
-            rows=lambda n: 3 * n + 5 * BLOCK,
-        ),
-        Case(
-            name="multi-gate step",
-            summary="flush, read and gate N streams",
-            make=_gate_inputs,
-            work=_gate,
-            # Forward: streams, output; streams, read. Backward: streams, output, both gradients; those of what came in.
-            rows=lambda n: 5 * n + 5,
-        ),
-        Case(
-            name="hc step",
-            summary="read, mix and write N streams",
-            make=_streams_inputs(lambda n: HyperConnections(streams=n)),
-            work=_streams,
-            rows=_streams_rows,
-        ),
-        Case(
-            name="mhc step",
-            summary="read, mix (20 Sinkhorn steps) and write N streams",
-            make=_streams_inputs(lambda n: ManifoldHyperConnections(streams=n, mixing="sinkhorn")),
-            work=_streams,
-            rows=_streams_rows,
-        ),
-        Case(
-            name="mhc-lite step",
-            summary="read, mix (all permutations) and write N streams",
-            make=_streams_inputs(lambda n: ManifoldHyperConnections(streams=n, mixing="birkhoff")),
-            work=_streams,
-            rows=_streams_rows,
-        ),
-        Case(
-            name="bounded tanh",
-            summary="both sites of a block",
-            make=_tanh_inputs,
-            work=_tanh,
-            # Twice: x; y. x, the gradient of y; that of x.
-            rows=lambda n: 10,
-        ),
-    )
-}
+_ALL = (
+    # Forward: the sources; the mix. Backward: the sources, the mix and its gradient; theirs.
+    Case("depth attention", "one read of N sources", _attention_inputs, _attention, rows=lambda n: 3 * n + 3),
+    # Forward: bank, outputs; mixes. Backward: bank, outputs, gradients of mixes; of bank and outputs.
+    Case("block of reads", f"the {BLOCK} reads and writes of a Block AttnRes block over a bank of N sources",
+         _block_inputs, _block, rows=lambda n: 3 * n + 5 * BLOCK,
+         two_phase=lambda i, backend: _block(i, backend, two_phase=True)),
+    # Forward: streams, output; streams, read. Backward: streams, output, both gradients; those of what came in.
+    Case("multi-gate step", "flush, read and gate N streams", _gate_inputs, _gate, rows=lambda n: 5 * n + 5),
+    Case("hc step", "read, mix and write N streams",
+         _streams_inputs(lambda n: HyperConnections(streams=n)), _streams, _streams_rows),
+    Case("mhc step", "read, mix (20 Sinkhorn steps) and write N streams",
+         _streams_inputs(lambda n: ManifoldHyperConnections(streams=n, mixing="sinkhorn")), _streams, _streams_rows),
+    Case("mhc-lite step", "read, mix (all permutations) and write N streams",
+         _streams_inputs(lambda n: ManifoldHyperConnections(streams=n, mixing="birkhoff")), _streams, _streams_rows),
+    # Twice: x; y. x, the gradient of y; that of x.
+    Case("bounded tanh", "both sites of a block", _tanh_inputs, _tanh, rows=lambda n: 10),
+)  # fmt: skip
+
+CASES: dict[str, Case] = {case.name: case for case in _ALL}
 """By name."""

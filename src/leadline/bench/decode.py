@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from leadline.bench import targets
-from leadline.bench.models import BASELINE, DecoderOptions, Subject, has_operators, one_phase_notes, subjects_for
-from leadline.bench.results import Result, Row, Verdict, timed
-from leadline.bench.rounds import Candidate, Say, Timings, run_rounds, timer_for, what_is_timed
+from leadline.bench.models import BASELINE, DecoderOptions, Subject, subjects_for
+from leadline.bench.results import Result, Row
+from leadline.bench.rounds import Candidate, Say, what_is_timed
+from leadline.bench.running import Run, time_verdict
 from leadline.bench.shapes import VOCABULARY, BenchShape
 from leadline.errors import UsageError
 from leadline.models import KVCache, stream_tokens
@@ -53,7 +54,7 @@ class DecodeOptions(DecoderOptions):
     @property
     def as_targeted(self) -> bool:
         """Whether the targets are stated for this shape."""
-        return self.shape == SHAPE and self.dtype == torch.float32 and self.device.type == "cpu"
+        return self.shape == SHAPE and super().as_targeted
 
     def plain(self) -> dict[str, Any]:
         """As the JSON file keeps them."""
@@ -76,46 +77,25 @@ def bench_decode(
     subjects, notes = subjects_for(options, roomy, training=False)
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(VOCABULARY, (options.shape.batch, prompt_length), generator=generator).to(options.device)
-    rows: dict[str, Row] = {}
-    timings = Timings({})
-    try:
+    run = Run(options, notes, say, until)
+    with run.keeping():
         for subject in subjects:
             say(f"{subject.name}: check")
-            plain = not has_operators(subject.model.config)
-            rows[subject.name] = Row(
-                name=subject.name,
-                label=subject.label,
-                backend="-" if plain else subject.backend,
-                failed=check(subject, prompt, TOLERANCE[options.dtype]),
-            )
+            run.rows[subject.name] = subject.row(check(subject, prompt, TOLERANCE[options.dtype]))
         if not options.check_only:
-            timings = run_rounds(
-                [_candidate(subject, prompt, options) for subject in subjects if not rows[subject.name].failed],
-                options.rounds,
-                timer_for(options.device, options.clock),
-                warm=options.warm,
-                say=say,
-                until=until,
-            )
-    except KeyboardInterrupt:
-        timings = dataclasses.replace(timings, interrupted=True)
-    if not options.as_targeted:
-        notes.append(f"targets are stated for {SHAPE}, in float32 on a CPU")
-    rows = {name: timed(row, timings, BASELINE) for name, row in rows.items()}
-    return Result(
+            sound = [subject for subject in subjects if not run.rows[subject.name].failed]
+            run.time(_candidate(subject, prompt, options) for subject in sound)
+    return run.result(
+        {name: _judged(row, options) for name, row in run.timed(BASELINE).items()},
+        str(SHAPE),
         bench="decode",
         title=f"one token of cached generation: {options.shape.blocks} blocks, D={options.shape.dim}, batch "
-        f"{options.shape.batch}, after a prompt of {prompt_length}, {options.plain()['dtype']} on {options.device}",
+        f"{options.shape.batch}, after a prompt of {prompt_length}, {options.where}",
         method=f"{what_is_timed(options.device, options.clock)} of greedy cached generation, the choice of the token "
         f"included; {options.group} tokens a turn, interleaved rounds, medians with distribution-free intervals, "
         "ratios within a round; nothing is flushed.",
         baseline=BASELINE,
-        options=options.plain(),
         machine=machine,
-        rows=tuple(_judged(row, options) for row in rows.values()),
-        notes=(*notes, *one_phase_notes(rows)),
-        interrupted=timings.interrupted,
-        rounds=timings.rounds,
     )
 
 
@@ -152,6 +132,4 @@ def _judged(row: Row, options: DecodeOptions) -> Row:
     target = targets.DECODE.get(row.label) if options.as_targeted else None
     if target is None or row.ratio is None:
         return row
-    met = targets.at_most(row.ratio, target)
-    verdict = Verdict(what="time", target=target, met=met, by_median=row.ratio.median <= target)
-    return dataclasses.replace(row, verdicts=(verdict,))
+    return dataclasses.replace(row, verdicts=(time_verdict(row.ratio, target),))

@@ -16,10 +16,10 @@ from torch import Tensor
 from leadline.bench import targets
 from leadline.bench.checks import disagreement, errors
 from leadline.bench.memory import parameter_bytes, peak_bytes, saved_for_backward
-from leadline.bench.results import Result, Row, Verdict, timed
-from leadline.bench.rounds import Candidate, Clock, Say, Timings, run_rounds, timer_for, what_is_timed
+from leadline.bench.results import Result, Row, Verdict
+from leadline.bench.rounds import Candidate, Say, what_is_timed
+from leadline.bench.running import TWO_PHASES, Options, Run, time_verdict
 from leadline.bench.shapes import VOCABULARY, BenchShape
-from leadline.bench.table import interval
 from leadline.choices import Backend
 from leadline.connections import Additive
 from leadline.connections.inversion import tape_bytes
@@ -29,10 +29,8 @@ from leadline.models import Decoder, DecoderConfig
 from leadline.norms import BHyT, Derf, DyT
 from leadline.ops import use_backend
 from leadline.ops.choice import BACKENDS, why_not
-from leadline.statistics import median_of, ratios
 
 BASELINE = "prenorm"
-TWO_PHASES = ", two phases"
 DESIGNS = ("attnres", "attnres-block", "mgr", "mgr(memory=invert)", "hc", "mhc-lite", "mhc", "bhyt", "peri-ln")
 START = 0.02
 """The spread of what is added to a connection's own parameters, so that queries aren't zero."""
@@ -43,28 +41,12 @@ TIMES_PLAIN = 2.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderOptions:
-    """What to measure of whole decoders, and how; see `leadline bench models --help` and `bench decode --help`."""
+class DecoderOptions(Options):
+    """What to measure of whole decoders; see `leadline bench models --help` and `bench decode --help`."""
 
     designs: tuple[str, ...]
     shape: BenchShape
-    backends: tuple[Backend, ...] = ()
     two_phase: bool = False
-    rounds: int
-    warm: int
-    dtype: torch.dtype = torch.float32
-    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
-    clock: Clock = "wall"
-    check_only: bool = False
-
-    def plain(self) -> dict[str, Any]:
-        """As the JSON file keeps them."""
-        return {
-            **dataclasses.asdict(self),
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "device": str(self.device),
-            "threads": torch.get_num_threads(),
-        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +61,7 @@ class ModelOptions(DecoderOptions):
     @property
     def as_targeted(self) -> bool:
         """Whether there are targets for this shape."""
-        return self.shape_name is not None and self.dtype == torch.float32 and self.device.type == "cpu"
+        return self.shape_name is not None and super().as_targeted
 
     def plain(self) -> dict[str, Any]:
         """As the JSON file keeps them."""
@@ -105,6 +87,11 @@ class Subject:
         """Unique in the run."""
         return self.label if self.backend == "auto" else f"{self.label} {self.backend}"
 
+    def row(self, failed: str) -> Row:
+        """What stands in the table once it is checked."""
+        backend = self.backend if has_operators(self.model.config) else "-"
+        return Row(name=self.name, label=self.label, backend=backend, failed=failed)
+
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """The model runs as this subject inside the block."""
@@ -127,49 +114,31 @@ def bench_models(
     """
     subjects, notes = subjects_for(options, options.shape, training=True)
     batch = batch_of(options.shape, options.device)
-    rows: dict[str, Row] = {}
-    timings = Timings({})
-    try:
+    run = Run(options, notes, say, until)
+    with run.keeping():
         for row in _checked(subjects, batch, options, say):
-            rows[row.name] = row
+            run.rows[row.name] = row
             if until():
                 notes.append(f"what follows {row.name} is left out: there was no time left")
                 break
-        sound = [subject for subject in subjects if subject.name in rows and not rows[subject.name].failed]
         if not options.check_only:
+            sound = [subject for subject in subjects if subject.name in run.rows and not run.rows[subject.name].failed]
             for subject in sound:
                 say(f"{subject.name}: memory")
                 counted = _memory(subject, batch, options.device)
-                rows[subject.name] = dataclasses.replace(rows[subject.name], numbers=counted)
-            timings = run_rounds(
-                [_candidate(subject, batch) for subject in sound],
-                options.rounds,
-                timer_for(options.device, options.clock),
-                warm=options.warm,
-                say=say,
-                until=until,
-            )
-    except KeyboardInterrupt:
-        timings = dataclasses.replace(timings, interrupted=True)
-    rows = {name: timed(row, timings, BASELINE) for name, row in rows.items()}
-    base = rows.get(BASELINE)
-    if not options.as_targeted:
-        notes.append("targets are stated for shapes a and b, in float32 on a CPU")
-    notes += one_phase_notes(rows)
-    judged = tuple(_judged(row, base, options) for row in rows.values())
-    return Result(
+                run.rows[subject.name] = dataclasses.replace(run.rows[subject.name], numbers=counted)
+            run.time(_candidate(subject, batch) for subject in sound)
+    rows = run.timed(BASELINE)
+    return run.result(
+        {name: _judged(row, rows.get(BASELINE), options) for name, row in rows.items()},
+        "shapes a and b",
         bench="models",
-        title=f"forward and backward of a decoder: {options.shape}, {options.plain()['dtype']} on {options.device}",
+        title=f"forward and backward of a decoder: {options.shape}, {options.where}",
         method=f"{what_is_timed(options.device, options.clock)}, no optimiser; interleaved rounds, medians with "
         "distribution-free intervals, ratios within a round; nothing is flushed. Bytes saved are the storages that "
         "autograd keeps, without parameters. Peak is parameters, gradients and all tensors alive at the worst moment.",
         baseline=BASELINE,
-        options=options.plain(),
         machine=machine,
-        rows=judged,
-        notes=tuple(notes),
-        interrupted=timings.interrupted,
-        rounds=timings.rounds,
     )
 
 
@@ -195,17 +164,6 @@ def subjects_for(options: DecoderOptions, shape: BenchShape, *, training: bool) 
     if options.two_phase and not any(subject.two_phase for subject in subjects):
         check_two_phase(subjects[-1].model.config.connection)
     return subjects, notes
-
-
-def one_phase_notes(rows: Mapping[str, Row]) -> list[str]:
-    """What two phases take beside one phase in the same round, in words: a note for each design and backend."""
-    notes = []
-    for row in rows.values():
-        one = rows.get(row.name.replace(TWO_PHASES, ""), row)
-        if one is not row and row.seconds and one.seconds:
-            found = median_of(ratios(row.seconds, one.seconds))
-            notes.append(f"{row.name} takes {interval(found, 3)} times as long as in one phase, in the same round")
-    return notes
 
 
 def usable_backends(
@@ -282,8 +240,7 @@ def _checked(
                 truth, tolerance = expected
                 found = gradients(subject, batch)
                 failed = disagreement(found, truth, names, tolerance)
-            plain = not has_operators(subject.model.config)
-            yield Row(name=subject.name, label=subject.label, backend="-" if plain else subject.backend, failed=failed)
+            yield subject.row(failed)
 
 
 def expectation(
@@ -339,9 +296,7 @@ def _judged(row: Row, base: Row | None, options: ModelOptions) -> Row:
     target = stated.get(row.label)
     verdicts = []
     if target is not None and row.ratio is not None:
-        met = targets.at_most(row.ratio, target.time)
-        likely = row.ratio.median <= target.time
-        verdicts.append(Verdict(what="time", target=target.time, met=met, by_median=likely))
+        verdicts.append(time_verdict(row.ratio, target.time))
     if target is not None and target.saved is not None and "saved_ratio" in numbers:
         met = targets.bytes_at_most(numbers["saved_ratio"], target.saved)
         verdicts.append(Verdict(what="saved", target=target.saved, met=met, by_median=met))

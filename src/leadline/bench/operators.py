@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,15 +13,16 @@ from torch import Tensor
 from leadline.bench import targets
 from leadline.bench.cases import CASES, Case, Inputs, Maker, Sizes, Work
 from leadline.bench.checks import disagreement
-from leadline.bench.models import TWO_PHASES, one_phase_notes, usable_backends
-from leadline.bench.peers import PEERS, PeerCase
+from leadline.bench.models import usable_backends
+from leadline.bench.peers import PEERS
 from leadline.bench.results import Result, Row, Verdict, timed
-from leadline.bench.rounds import Candidate, Clock, Say, Timings, calls_for, run_rounds, timer_for, what_is_timed
+from leadline.bench.rounds import Candidate, Say, Timings, calls_for, what_is_timed
+from leadline.bench.running import TWO_PHASES, Options, Run
 from leadline.choices import Backend
 from leadline.errors import UsageError, did_you_mean
 from leadline.statistics import median_of, ratios
 
-REFERENCE = "reference"
+REFERENCE: Backend = "reference"
 CHECK_TOKENS = 33
 TOLERANCE = 1e-9
 TURN_SECONDS = 0.03
@@ -28,19 +30,14 @@ TURN_SECONDS = 0.03
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OperatorOptions:
+class OperatorOptions(Options):
     """What to measure, and how; see `leadline bench ops --help`."""
 
     cases: tuple[str, ...] = ()
     sizes: Sizes = dataclasses.field(default_factory=Sizes)
-    backends: tuple[Backend, ...] = ()
     rounds: int = 15
     warm: int = 2
-    dtype: torch.dtype = torch.float32
-    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
-    clock: Clock = "wall"
     peers: bool = True
-    check_only: bool = False
 
     def __post_init__(self) -> None:
         for option, value in dataclasses.asdict(self.sizes).items():
@@ -53,19 +50,10 @@ class OperatorOptions:
     @property
     def as_targeted(self) -> bool:
         """Whether the targets are stated for these sizes."""
-        return self.sizes == Sizes() and self.dtype == torch.float32 and self.device.type == "cpu"
-
-    def plain(self) -> dict[str, Any]:
-        """As the JSON file keeps them."""
-        return {
-            **dataclasses.asdict(self),
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "device": str(self.device),
-            "threads": torch.get_num_threads(),
-        }
+        return self.sizes == Sizes() and super().as_targeted
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Subject:
     """A way to do an operator's work.
 
@@ -86,6 +74,10 @@ class Subject:
         """Unique in the run."""
         return f"{self.case}: {self.label}"
 
+    def row(self, failed: str) -> Row:
+        """What stands in the table once it is checked."""
+        return Row(name=self.name, group=self.case, label=self.label, backend=self.backend, failed=failed)
+
 
 def bench_operators(
     options: OperatorOptions,
@@ -99,61 +91,48 @@ def bench_operators(
         UsageError: a backend asked for by name can't run here.
     """
     backends, notes = usable_backends(options.backends, options.device)
-    rows: dict[str, Row] = {}
-    timings = Timings({})
-    try:
+    run = Run(options, notes, say, until)
+    with run.keeping():
         for name in options.cases or tuple(CASES):
-            if rows and until():
+            if run.rows and until():
                 notes.append(f"{name} and what follows are left out: there was no time left")
                 break
             subjects, more = subjects_of(CASES[name], backends, options)
             notes += more
-            sound = []
             for subject in subjects:
                 say(f"{subject.name}: check")
-                failed = check(subject, options)
-                rows[subject.name] = Row(
-                    name=subject.name,
-                    group=subject.case,
-                    label=subject.label,
-                    backend=subject.backend,
-                    failed=failed,
-                )
-                if not failed:
-                    sound.append(subject)
+                run.rows[subject.name] = subject.row(check(subject, options))
             if not options.check_only:
-                found = _time(sound, options, say, until)
-                timings = _joined(timings, found)
-                if found.interrupted:
+                sound = [subject for subject in subjects if not run.rows[subject.name].failed]
+                run.time(_candidate(subject, run, options) for subject in sound)
+                if run.timings.interrupted:
                     break
-    except KeyboardInterrupt:
-        timings = dataclasses.replace(timings, interrupted=True)
-    if not options.as_targeted:
-        notes.append("targets are stated for 4 sources or streams, D=512, 1,024 tokens, in float32 on a CPU")
-    judged = {name: _judged(row, rows, timings, options.as_targeted) for name, row in rows.items()}
-    return Result(
+    return run.result(
+        {name: _judged(row, run) for name, row in run.rows.items()},
+        "4 sources or streams, D=512, 1,024 tokens",
         bench="ops",
         title=f"operators alone: {options.sizes.count} sources or streams, D={options.sizes.dim}, "
-        f"{options.sizes.tokens:,} tokens, {options.plain()['dtype']} on {options.device}",
+        f"{options.sizes.tokens:,} tokens, {options.where}",
         method=f"{what_is_timed(options.device, options.clock)}, forward and backward; the candidates of an operator "
         "in interleaved rounds, medians with distribution-free intervals, ratios within a round; nothing is "
         "flushed. Values and gradients are checked in float64 first.",
         baseline="the operator's reference",
-        options=options.plain(),
         machine=machine,
-        rows=tuple(judged.values()),
-        notes=tuple(dict.fromkeys([*notes, *one_phase_notes(judged)])),
-        interrupted=timings.interrupted,
-        rounds=timings.rounds,
     )
 
 
 def subjects_of(case: Case, backends: Sequence[Backend], options: OperatorOptions) -> tuple[list[Subject], list[str]]:
     """The reference, every backend and every peer that is there; and what was left out, in words."""
-    chosen = dict.fromkeys((REFERENCE, *backends))
-    subjects = [_on_backend(case, backend, case.work) for backend in chosen]
-    if case.two_phase is not None:
-        subjects += [_on_backend(case, backend, case.two_phase, TWO_PHASES) for backend in chosen]
+
+    def truth(inputs: Inputs) -> Sequence[Tensor]:
+        return case.work(inputs, REFERENCE)
+
+    subjects = []
+    phases = [("", case.work)] if case.two_phase is None else [("", case.work), (TWO_PHASES, case.two_phase)]
+    for suffix, work in phases:
+        for backend in dict.fromkeys((REFERENCE, *backends)):
+            bound = functools.partial(_on_backend, work, backend)
+            subjects.append(Subject(case.name, f"{backend}{suffix}", backend, case.make, bound, truth, TOLERANCE))
     notes = []
     for peer in PEERS if options.peers else ():
         if peer.case == case.name:
@@ -161,32 +140,13 @@ def subjects_of(case: Case, backends: Sequence[Backend], options: OperatorOption
             if reason and options.device.type in peer.devices:
                 notes.append(f"{peer.name} is left out: {reason}")
             elif not reason:
-                subjects.append(_of_peer(peer, case))
+                made, true = peer.make or case.make, peer.truth or truth
+                subjects.append(Subject(case.name, peer.name, "peer", made, peer.work, true, peer.tolerance))
     return subjects, notes
 
 
-def _on_backend(case: Case, backend: Any, work: Work, suffix: str = "") -> Subject:
-    return Subject(
-        case=case.name,
-        label=f"{backend}{suffix}",
-        backend=backend,
-        make=case.make,
-        work=lambda inputs: work(inputs, backend),
-        truth=lambda inputs: case.work(inputs, "reference"),
-        tolerance=TOLERANCE,
-    )
-
-
-def _of_peer(peer: PeerCase, case: Case) -> Subject:
-    return Subject(
-        case=case.name,
-        label=peer.name,
-        backend="peer",
-        make=peer.make or case.make,
-        work=peer.work,
-        truth=peer.truth or (lambda inputs: case.work(inputs, "reference")),
-        tolerance=peer.tolerance,
-    )
+def _on_backend(work: Work, backend: Backend, inputs: Inputs) -> Sequence[Tensor]:
+    return work(inputs, backend)
 
 
 def check(subject: Subject, options: OperatorOptions) -> str:
@@ -237,33 +197,25 @@ def step_of(work: Callable[[Inputs], Sequence[Tensor]], inputs: Inputs) -> Calla
     return step
 
 
-def _time(subjects: Sequence[Subject], options: OperatorOptions, say: Say, until: Callable[[], bool]) -> Timings:
-    timer = timer_for(options.device, options.clock)
-    candidates = []
-    for subject in subjects:
-        say(f"{subject.name}: warm-up")
-        step = step_of(subject.work, subject.make(Maker(options.sizes, options.dtype, options.device)))
-        step()
-        calls = calls_for(step, timer, TURN_SECONDS)
-        candidates.append(Candidate(name=subject.name, call=step, calls=calls))
-    return run_rounds(candidates, options.rounds, timer, warm=options.warm, say=say, until=until)
+def _candidate(subject: Subject, run: Run, options: OperatorOptions) -> Candidate:
+    run.say(f"{subject.name}: warm-up")
+    step = step_of(subject.work, subject.make(Maker(options.sizes, options.dtype, options.device)))
+    step()
+    return Candidate(name=subject.name, call=step, calls=calls_for(step, run.timer, TURN_SECONDS))
 
 
-def _joined(one: Timings, two: Timings) -> Timings:
-    return Timings({**one.seconds, **two.seconds}, interrupted=two.interrupted)
-
-
-def _judged(row: Row, rows: Mapping[str, Row], timings: Timings, targeted: bool) -> Row:
+def _judged(row: Row, run: Run) -> Row:
     """The row with its times, its ratio to the reference, and the targets of its operator."""
-    group = {name: timings.seconds[name] for name in timings.seconds if name.startswith(f"{row.group}: ")}
+    prefix = f"{row.group}: "
+    group = {name: seconds for name, seconds in run.timings.seconds.items() if name.startswith(prefix)}
     done = Timings(group)
-    row = timed(row, done, f"{row.group}: {REFERENCE}")
-    if row.time is None or row.backend in ("peer", REFERENCE) or not targeted:
+    row = timed(row, done, f"{prefix}{REFERENCE}")
+    if row.time is None or row.backend in ("peer", REFERENCE) or not run.options.as_targeted:
         return row
     verdicts = []
     for target in targets.OPERATORS.get(row.group, ()):
-        other = f"{row.group}: {target.over}"
-        if other in rows and not rows[other].failed and group.get(other):
+        other = f"{prefix}{target.over}"
+        if other in run.rows and not run.rows[other].failed and group.get(other):
             faster = median_of(ratios(group[other][: done.rounds], row.seconds))
             verdicts.append(
                 Verdict(

@@ -161,75 +161,42 @@ def hyper_truth(i: Inputs) -> Sequence[Tensor]:
     for _ in range(20):
         mixing = mixing / mixing.sum(-2, keepdim=True)
         mixing = mixing / mixing.sum(-1, keepdim=True)
-    post = (
-        2
-        * (
-            normed @ module.dynamic_beta_fn.double() * module.h_post_scale.double() + module.static_beta.double()
-        ).sigmoid()
-    )
+    dynamic = normed @ module.dynamic_beta_fn.double() * module.h_post_scale.double() + module.static_beta.double()
+    post = 2 * dynamic.sigmoid()
     read = (pre.unsqueeze(-1) * x).sum(-2)
-    written = torch.einsum("tsr,tsd->trd", mixing, x) + post.unsqueeze(-1) * i.tensors["output"][0].double().unsqueeze(
-        1
-    )
+    output = i.tensors["output"][0].double().unsqueeze(1)
+    written = torch.einsum("tsr,tsd->trd", mixing, x) + post.unsqueeze(-1) * output
     return [read.unsqueeze(0), written.transpose(0, 1)]
 
 
 def two_rms_norms(i: Inputs) -> Sequence[Tensor]:
     """What bounded tanh stands in for: PyTorch's own RMSNorm, twice."""
-    t = i.tensors
-    return [
-        F.rms_norm(t[name], t[name].shape[-1:], t[gain].to(t[name].dtype), EPS)
-        for name, gain in (("first", "gain"), ("second", "second gain"))
-    ]
+    return [F.rms_norm(x, x.shape[-1:], gain.to(x.dtype), EPS) for x, gain in _sites(i)]
 
 
 def two_plain_norms(i: Inputs) -> Sequence[Tensor]:
     """The same by its formula."""
-    t = i.tensors
-    return [
-        t[name] * (t[name].square().mean(-1, keepdim=True) + EPS).rsqrt() * t[gain]
-        for name, gain in (("first", "gain"), ("second", "second gain"))
-    ]
+    return [x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * gain for x, gain in _sites(i)]
 
+
+def _sites(i: Inputs) -> list[tuple[Tensor, Tensor]]:
+    return [(i.tensors["first"], i.tensors["gain"]), (i.tensors["second"], i.tensors["second gain"])]
+
+
+_HYPER = PeerCase(
+    case="mhc step", name="hyper-connections", package="hyper-connections",
+    make=hyper_inputs, work=hyper_step, truth=hyper_truth, tolerance=1e-4,
+)  # fmt: skip
 
 PEERS: tuple[PeerCase, ...] = (
     PeerCase(case="depth attention", name="stacked read", work=stacked_read),
-    PeerCase(
-        case="depth attention",
-        name="flash-linear-attention fused",
-        package="flash-linear-attention",
-        work=fla_fused_read,
-        tolerance=1e-4,
-        devices=("cuda",),
-    ),
-    PeerCase(
-        case="depth attention", name="liger", package="liger-kernel", work=liger_read, tolerance=1e-3, devices=("cuda",)
-    ),
-    PeerCase(
-        case="depth attention",
-        name="flash-attn-res",
-        package="flash-attn-res",
-        work=flash_read,
-        tolerance=3e-2,
-        devices=("cuda",),
-    ),
-    PeerCase(
-        case="mhc step",
-        name="hyper-connections",
-        package="hyper-connections",
-        make=hyper_inputs,
-        work=hyper_step,
-        truth=hyper_truth,
-        tolerance=1e-4,
-    ),
-    PeerCase(
-        case="mhc step",
-        name="hyper-connections compiled",
-        package="hyper-connections",
-        make=hyper_inputs,
-        work=hyper_compiled_step,
-        truth=hyper_truth,
-        tolerance=1e-4,
-    ),
+    PeerCase(case="depth attention", name="flash-linear-attention fused", package="flash-linear-attention",
+             work=fla_fused_read, tolerance=1e-4, devices=("cuda",)),
+    PeerCase(case="depth attention", name="liger", package="liger-kernel",
+             work=liger_read, tolerance=1e-3, devices=("cuda",)),
+    PeerCase(case="depth attention", name="flash-attn-res", package="flash-attn-res",
+             work=flash_read, tolerance=3e-2, devices=("cuda",)),
+    _HYPER,
+    dataclasses.replace(_HYPER, name="hyper-connections compiled", work=hyper_compiled_step),
     PeerCase(case="bounded tanh", name="two RMSNorms", work=two_rms_norms, truth=two_plain_norms),
-)
+)  # fmt: skip

@@ -24,10 +24,6 @@ Say = Callable[[str], None]
 """Where progress goes: a line at a time."""
 
 
-def nothing() -> None:
-    """Does nothing."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
     """What is timed.
@@ -41,7 +37,7 @@ class Candidate:
 
     name: str
     call: Callable[[], object]
-    after: Callable[[], object] = nothing
+    after: Callable[[], object] = lambda: None
     calls: int = 1
 
 

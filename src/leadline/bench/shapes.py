@@ -81,22 +81,14 @@ def default_heads(dim: int, width: int) -> int:
     return dim // width if dim >= width and dim % width == 0 else 1
 
 
-def shape_named(
-    name: str,
-    *,
-    blocks: int | None = None,
-    dim: int | None = None,
-    heads: int | None = None,
-    context: int | None = None,
-    batch: int | None = None,
-) -> tuple[BenchShape, str | None]:
-    """A shape with what is given in place of its own numbers, and its name while it is still that shape.
+def shape_named(name: str, **numbers: int | None) -> tuple[BenchShape, str | None]:
+    """A shape with other numbers where they aren't None, and its name while it is still that shape.
 
     Another width of the model keeps the width of the heads where that divides it.
     """
     base = SHAPES[name]
-    if heads is None and dim is not None:
-        heads = default_heads(dim, HEAD_WIDTH[name])
-    given = {"blocks": blocks, "dim": dim, "heads": heads, "context": context, "batch": batch}
-    shape = dataclasses.replace(base, **{key: value for key, value in given.items() if value is not None})
+    given = {key: value for key, value in numbers.items() if value is not None}
+    if "dim" in given:
+        given.setdefault("heads", default_heads(given["dim"], HEAD_WIDTH[name]))
+    shape = dataclasses.replace(base, **given)
     return shape, name if shape == base else None

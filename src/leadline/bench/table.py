@@ -62,12 +62,9 @@ def _row(row: Row, result: Result) -> list[str]:
 
 def interval(found: Median, decimals: int | None = None) -> str:
     """`1.152 [1.130, 1.171]`."""
-    digits = _decimals(found.median) if decimals is None else decimals
+    usual = 3 if found.median < 10 else 2 if found.median < 100 else 1
+    digits = usual if decimals is None else decimals
     return f"{found.median:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
-
-
-def _decimals(value: float) -> int:
-    return 3 if value < 10 else 2 if value < 100 else 1
 
 
 def _faster(row: Row) -> str:

@@ -9,14 +9,14 @@ PreNorm is the first line with g = 1: its norms are inside F.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leadline.config import kind
+from leadline.config import check_numbers, kind
 from leadline.connections.base import Connection, Readout, Site
 from leadline.errors import UsageError
 
@@ -42,41 +42,19 @@ class AdditiveSite(Site[AdditiveState]):
     norm_bias: nn.Parameter | None
     branch_gain: nn.Parameter | None
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        post_norm: Literal["none", "layernorm", "rmsnorm"] = "none",
-        alpha: float = 1.0,
-        branch: Literal["none", "layerscale", "rezero"] = "none",
-        layerscale_init: float = 1e-4,
-        eps: float = 1e-6,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, config: Additive, dim: int, *, normed: bool, alpha: float, factory: Mapping[str, Any]) -> None:
         super().__init__(scale=1.0)
-        self.post_norm = post_norm
+        self.post_norm = config.post_norm if normed else "none"
         self.alpha = alpha
-        self.eps = eps
-        self.branch_start = layerscale_init if branch == "layerscale" else 0.0
-
-        def parameter(used: bool, size: int) -> nn.Parameter | None:
-            return nn.Parameter(torch.empty(size, device=device, dtype=dtype)) if used else None
-
-        self.norm_gain = parameter(post_norm != "none", dim)
-        self.norm_bias = parameter(post_norm == "layernorm", dim)
-        self.branch_gain = parameter(branch != "none", dim if branch == "layerscale" else 1)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Norms start at the identity, LayerScale at `layerscale_init`, ReZero at exactly 0."""
-        with torch.no_grad():
-            if self.norm_gain is not None:
-                self.norm_gain.fill_(1.0)
-            if self.norm_bias is not None:
-                self.norm_bias.zero_()
-            if self.branch_gain is not None:
-                self.branch_gain.fill_(self.branch_start)
+        self.eps = config.eps
+        per_channel = config.branch == "layerscale"
+        branch = ((dim,), config.layerscale_init) if per_channel else ((1,), 0.0)
+        self.add_parameters(
+            factory,
+            norm_gain=((dim,), 1.0) if self.post_norm != "none" else None,
+            norm_bias=((dim,), 0.0) if self.post_norm == "layernorm" else None,
+            branch_gain=branch if config.branch != "none" else None,
+        )
 
     def read(self, state: AdditiveState) -> tuple[Tensor, AdditiveState]:
         """The stream as it is."""
@@ -104,9 +82,6 @@ class AdditiveSite(Site[AdditiveState]):
 
 class AdditiveReadout(Readout[AdditiveState]):
     """The stream itself."""
-
-    def __init__(self) -> None:
-        super().__init__(scale=1.0)
 
     def forward(self, state: AdditiveState) -> Tensor:
         """x (..., dim)."""
@@ -153,10 +128,7 @@ class Additive(Connection[AdditiveState]):
         if self.post_norm == "none" and (self.alpha != 1.0 or self.post_norm_blocks is not None):
             option = "alpha" if self.alpha != 1.0 else "post_norm_blocks"
             raise UsageError(f"{option} has no effect with post_norm='none'; choose post_norm='layernorm' or 'rmsnorm'")
-        if self.post_norm_blocks is not None and self.post_norm_blocks < 0:
-            raise UsageError(f"post_norm_blocks={self.post_norm_blocks} must not be negative")
-        if self.eps < 0:
-            raise UsageError(f"eps={self.eps} must not be negative")
+        check_numbers(self, not_negative=("post_norm_blocks", "eps"))
 
     def open(self, x: Tensor) -> AdditiveState:
         """The stream starts as the embedding x (..., dim)."""
@@ -174,16 +146,9 @@ class Additive(Connection[AdditiveState]):
     def make_site(self, index: int, dim: int, sublayers: int, **factory: Any) -> AdditiveSite:
         """Site `index`, with post-norm if its block is among the first `post_norm_blocks`."""
         after = self.post_norm_blocks is None or index // 2 < self.post_norm_blocks
-        return AdditiveSite(
-            dim,
-            post_norm=self.post_norm if after else "none",
-            alpha=float(sublayers) ** 0.25 if self.alpha == "deepnorm" else float(self.alpha),
-            branch=self.branch,
-            layerscale_init=self.layerscale_init,
-            eps=self.eps,
-            **factory,
-        )
+        alpha = float(sublayers) ** 0.25 if self.alpha == "deepnorm" else float(self.alpha)
+        return AdditiveSite(self, dim, normed=after, alpha=alpha, factory=factory)
 
     def make_readout(self, dim: int, sublayers: int, **factory: Any) -> AdditiveReadout:
         """The stream itself: no parameters."""
-        return AdditiveReadout()
+        return AdditiveReadout(scale=1.0)

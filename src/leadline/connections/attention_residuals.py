@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from leadline.config import kind
-from leadline.connections.base import Connection, Readout, Site
+from leadline.config import check_choices, check_numbers, kind
+from leadline.connections.base import Connection, Read, Readout, Site
 from leadline.errors import UsageError
 from leadline.ops.depth_attention import read_ahead, read_on, read_sources, source_root
 from leadline.ops.next_norm import NextNorm, normed
@@ -91,7 +91,7 @@ class AttentionState(NamedTuple):
         return (*self.roots, *self.partial[1:])
 
 
-class _Reader(nn.Module):
+class _Reader(Read[AttentionState]):
     """A read over depth, for a site and for the readout alike.
 
     Parameters: `query` (D) and `key_gain` (D, with a key norm). With static weights `query` holds one score for
@@ -100,33 +100,17 @@ class _Reader(nn.Module):
 
     query: nn.Parameter | None
     key_gain: nn.Parameter | None
-    scale: float
+    takes_norm = True
 
-    def _set_up(
-        self,
-        config: AttentionResiduals,
-        dim: int,
-        sources: int,
-        block: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, config: AttentionResiduals, dim: int, sources: int, block: int, **factory: Any) -> None:
+        super().__init__(config.read_scale(sources))
         self.config = config
         self.block = block
         size = config.seen(sources) if config.weights == "static" else dim
         reads = sources > 1
-        self.query = nn.Parameter(torch.empty(size, device=device, dtype=dtype)) if reads else None
-        gained = reads and config.keyed
-        self.key_gain = nn.Parameter(torch.empty(dim, device=device, dtype=dtype)) if gained else None
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """The query starts at exactly zero, the gain at one."""
-        if self.query is not None:
-            self.query.zero_()
-        if self.key_gain is not None:
-            self.key_gain.fill_(1.0)
+        self.add_parameters(
+            factory, query=((size,), 0.0) if reads else None, key_gain=((dim,), 1.0) if reads and config.keyed else None
+        )
 
     def _mix(self, state: AttentionState, norm: NextNorm | None = None) -> tuple[Tensor, AttentionState]:
         """The mix, normed where there is a norm, and the state with its sources as the read hands them on."""
@@ -209,12 +193,6 @@ class AttentionSite(_Reader, Site[AttentionState]):
         block: the number of the block that it belongs to, from 0.
     """
 
-    takes_norm = True
-
-    def __init__(self, config: AttentionResiduals, dim: int, sources: int, block: int, **factory: Any) -> None:
-        Site.__init__(self, config.read_scale(sources))
-        self._set_up(config, dim, sources, block, **factory)
-
     def read(self, state: AttentionState) -> tuple[Tensor, AttentionState]:
         """The mix of the bank and of this block's partial sum; a partial sum of another block joins the bank first."""
         return self._mix(state.commit(self.block))
@@ -237,12 +215,6 @@ class AttentionSite(_Reader, Site[AttentionState]):
 
 class AttentionReadout(_Reader, Readout[AttentionState]):
     """One more read, over the bank and the last partial sum."""
-
-    takes_norm = True
-
-    def __init__(self, config: AttentionResiduals, dim: int, sources: int, block: int, **factory: Any) -> None:
-        Readout.__init__(self, config.read_scale(sources))
-        self._set_up(config, dim, sources, block, **factory)
 
     def forward(self, state: AttentionState) -> Tensor:
         """x (..., D) in the state's dtype."""
@@ -280,12 +252,10 @@ class AttentionResiduals(Connection[AttentionState]):
         super().__post_init__()
         if self.block_size is not None and self.block_size < 1:
             raise UsageError(f"block_size={self.block_size} must be at least 1 (Full), or None")
-        if self.weights not in ("softmax", "sigmoid", "static"):
-            raise UsageError(f"weights={self.weights!r} is not known; softmax, sigmoid and static work")
+        check_choices(self)
         if self.window is not None and self.window < 1:
             raise UsageError(f"window={self.window} must be at least 1, or None for all sources")
-        if not self.eps >= 0:
-            raise UsageError(f"eps={self.eps} must not be negative")
+        check_numbers(self, not_negative=("eps",))
 
     @property
     def keyed(self) -> bool:

@@ -13,14 +13,17 @@ the stack is built: no site looks its position up later.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leadline.connections.scaled_norm import scaled_norm
 from leadline.errors import UsageError
 from leadline.ops.next_norm import NextNorm, normed
 
@@ -47,6 +50,25 @@ class State(Protocol):
 S = TypeVar("S", bound=State)
 
 
+class GainlessRMSNorm(nn.Module):
+    """RMSNorm over the last dimension, whatever its size: no parameters."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., dim) to (..., dim), in x's dtype; statistics in float32 or wider."""
+        return F.rms_norm(x, x.shape[-1:], eps=self.eps)
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps}"
+
+
+def _divided(scale: float, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (args[0] / scale, *args[1:])
+
+
 class Read(nn.Module, Generic[S]):
     """What a site and the readout have in common: they read depth.
 
@@ -62,6 +84,22 @@ class Read(nn.Module, Generic[S]):
     def __init__(self, scale: float) -> None:
         super().__init__()
         self.scale = scale
+        self._starts: dict[str, float] = {}
+
+    def add_parameters(self, factory: Mapping[str, Any], **starts: tuple[tuple[int, ...], float] | None) -> None:
+        """Makes parameters and sets them to their start.
+
+        Args:
+            factory: device and dtype.
+            starts: by name the shape and the number that all entries start at; None for a parameter that isn't there.
+        """
+        for name, start in starts.items():
+            if start is None:
+                self.register_parameter(name, None)
+            else:
+                self.register_parameter(name, nn.Parameter(torch.empty(start[0], **factory)))
+                self._starts[name] = start[1]
+        self.reset_parameters()
 
     def norm(self, norm: nn.Module | float) -> nn.Module:
         """The norm that follows a read here: `norm` with `eps * scale**2` in place of its eps.
@@ -82,7 +120,20 @@ class Read(nn.Module, Generic[S]):
         Raises:
             UsageError: `norm` is neither a module nor a number of 0 or more.
         """
-        return scaled_norm(norm, self.scale)
+        if not isinstance(norm, nn.Module):
+            if not isinstance(norm, int | float) or not norm >= 0:
+                raise UsageError(f"norm={norm!r} should be a module, such as nn.LayerNorm(dim), or an eps such as 1e-6")
+            return GainlessRMSNorm(norm * self.scale**2)
+        scaled = copy.copy(norm)  # the same dictionaries of parameters and buffers
+        for name in ("eps", "variance_epsilon"):
+            eps = getattr(norm, name, None)
+            if isinstance(eps, float):
+                setattr(scaled, name, eps * self.scale**2)
+                return scaled
+        if self.scale != 1.0:
+            scaled._forward_pre_hooks = OrderedDict(norm._forward_pre_hooks)
+            scaled.register_forward_pre_hook(functools.partial(_divided, self.scale))
+        return scaled
 
     def inspect(self, state: S) -> dict[str, Tensor]:
         """What the connection would do in a read of `state` here, for probes: detached float tensors by name.
@@ -92,8 +143,11 @@ class Read(nn.Module, Generic[S]):
         """
         return {}
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Sets the starting values, after meta-device construction too."""
+        for name, start in self._starts.items():
+            self.get_parameter(name).fill_(start)
 
 
 class Site(Read[S]):

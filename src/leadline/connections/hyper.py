@@ -12,13 +12,13 @@ It starts as PreNorm exactly, with `eps · n²` in the norm after the readout. N
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from leadline.config import kind
+from leadline.config import check_numbers, kind
 from leadline.connections.base import Connection, Readout, Site
 from leadline.errors import UsageError
 from leadline.ops.next_norm import NextNorm
@@ -43,10 +43,12 @@ class StreamsSite(Site[StreamsState]):
 
     takes_norm = True
 
-    def __init__(self, streams: int, dim: int) -> None:
+    def __init__(self, streams: int, dim: int, home: int, eps: float) -> None:
         super().__init__(scale=1.0)
         self.streams = streams
         self.dim = dim
+        self.home = home
+        self.eps = eps
 
     def read_streams(self, streams_TND: Tensor, norm: NextNorm | None = None) -> StreamRead:
         """What this sublayer reads of these streams, normed if there is a norm, and the coefficients of its write."""
@@ -54,13 +56,13 @@ class StreamsSite(Site[StreamsState]):
 
     def read(self, state: StreamsState) -> tuple[Tensor, StreamsState]:
         """`h = Σ_i pre_i H_i`. The write's coefficients depend on the same streams, so they are made here and kept."""
-        return self._read(state, None)
+        return self._read(state)
 
     def read_normed(self, state: StreamsState, norm: NextNorm) -> tuple[Tensor, StreamsState]:
         """As `read`, with the norm folded into it."""
         return self._read(state, norm)
 
-    def _read(self, state: StreamsState, norm: NextNorm | None) -> tuple[Tensor, StreamsState]:
+    def _read(self, state: StreamsState, norm: NextNorm | None = None) -> tuple[Tensor, StreamsState]:
         shape = state.streams.shape
         with no_autocast(state.streams):
             found = self.read_streams(state.streams.reshape(-1, self.streams, self.dim), norm)
@@ -102,9 +104,6 @@ class StreamsSite(Site[StreamsState]):
 class StreamsReadout(Readout[StreamsState]):
     """The sum of the streams."""
 
-    def __init__(self, streams: int) -> None:
-        super().__init__(scale=float(streams))
-
     def forward(self, state: StreamsState) -> Tensor:
         """x (..., D) in the streams' dtype, summed in float32 or wider."""
         streams: Tensor = state.streams
@@ -132,10 +131,7 @@ class StreamsConnection(Connection[StreamsState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.streams < 1:
-            raise UsageError(f"streams={self.streams} must be at least 1")
-        if self.eps < 0:
-            raise UsageError(f"eps={self.eps} must not be negative")
+        check_numbers(self, positive=("streams",), not_negative=("eps",))
 
     def open(self, x: Tensor) -> StreamsState:
         """Every stream starts as the embedding x (..., D)."""
@@ -153,7 +149,7 @@ class StreamsConnection(Connection[StreamsState]):
 
     def make_readout(self, dim: int, sublayers: int, **factory: Any) -> StreamsReadout:
         """The sum of the streams: no parameters."""
-        return StreamsReadout(self.streams)
+        return StreamsReadout(scale=float(self.streams))
 
 
 class HyperSite(StreamsSite):
@@ -163,38 +159,30 @@ class HyperSite(StreamsSite):
     `s_res`, `s_post` (1).
     """
 
-    def __init__(
-        self,
-        streams: int,
-        dim: int,
-        *,
-        home: int,
-        eps: float,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(streams, dim)
-        self.home = home
-        self.eps = eps
+    pre: nn.Parameter
+    post: nn.Parameter
+    res: nn.Parameter
+    w_pre: nn.Parameter
+    w_post: nn.Parameter
+    w_res: nn.Parameter
+    s_pre: nn.Parameter
+    s_post: nn.Parameter
+    s_res: nn.Parameter
 
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
-
-        self.pre, self.res, self.post = parameter(streams), parameter(streams, streams), parameter(streams)
-        self.w_pre, self.w_res, self.w_post = parameter(dim), parameter(dim, streams), parameter(dim)
-        self.s_pre, self.s_res, self.s_post = parameter(1), parameter(1), parameter(1)
-        self.reset_parameters()
+    def __init__(self, config: HyperConnections, dim: int, home: int, factory: Mapping[str, Any]) -> None:
+        n = config.streams
+        super().__init__(n, dim, home, config.eps)
+        static = {"pre": ((n,), 0.0), "res": ((n, n), 0.0), "post": ((n,), 1.0)}
+        dynamic = {"w_pre": ((dim,), 0.0), "w_res": ((dim, n), 0.0), "w_post": ((dim,), 0.0)}
+        scales = dict.fromkeys(("s_pre", "s_res", "s_post"), ((1,), 0.01))
+        self.add_parameters(factory, **static, **dynamic, **scales)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Reads its home stream, writes to all, mixes none; what is dynamic starts at 0 with a scale of 0.01."""
-        for weight in (self.pre, self.res, self.w_pre, self.w_res, self.w_post):
-            weight.zero_()
+        super().reset_parameters()
         self.pre[self.home] = 1.0
         self.res.fill_diagonal_(1.0)
-        self.post.fill_(1.0)
-        for scale in (self.s_pre, self.s_res, self.s_post):
-            scale.fill_(0.01)
 
     def read_streams(self, streams_TND: Tensor, norm: NextNorm | None = None) -> StreamRead:
         """All coefficients from one projection, whose rows are pre, res (one a column of `res`), post."""
@@ -211,4 +199,4 @@ class HyperConnections(StreamsConnection):
 
     def make_site(self, index: int, dim: int, sublayers: int, **factory: Any) -> HyperSite:
         """Site `index`, whose home is the stream `index mod n`."""
-        return HyperSite(self.streams, dim, home=index % self.streams, eps=self.eps, **factory)
+        return HyperSite(self, dim, index % self.streams, factory)

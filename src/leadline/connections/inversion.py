@@ -30,7 +30,7 @@ from leadline.ops.multi_gate.inversion import Keep, multi_gate_step_inverted
 from leadline.ops.multi_gate.parts import Parameters
 from leadline.ops.multi_gate.slots import InversionError, Slot, tape_bytes
 
-__all__ = ["DEFAULTS", "InversionError", "Limits", "Options", "Tape", "limits_for", "tape_bytes"]
+__all__ = ["DEFAULTS", "InversionError", "Limits", "Tape", "limits_for", "tape_bytes"]
 
 
 class Limits(NamedTuple):
@@ -60,25 +60,11 @@ DEFAULTS: dict[torch.dtype, Limits] = {
 """By the dtype that travels; [ours], from the errors in docs/multi-gate-residuals.md."""
 
 
-class Options(NamedTuple):
-    """`MultiGate`'s options; None takes the dtype's own."""
-
-    gate_limit: float | None = None
-    budget: float | None = None
-    anchor_every: int | None = None
-    capacity: float | None = None
-
-
-def limits_for(dtype: torch.dtype, options: Options) -> Limits:
-    """The options given, and the dtype's own limits where one is None."""
+def limits_for(dtype: torch.dtype, config: Any) -> Limits:
+    """The limits that a `MultiGate` gives, and the dtype's own where one is None."""
     own = DEFAULTS.get(dtype, DEFAULTS[torch.bfloat16])
-    return Limits(
-        own.gate_limit if options.gate_limit is None else options.gate_limit,
-        own.budget if options.budget is None else options.budget,
-        own.anchor_every if options.anchor_every is None else options.anchor_every,
-        own.capacity if options.capacity is None else options.capacity,
-        own.tolerance,
-    )
+    given = {name: getattr(config, f"invert_{name}", None) for name in own._fields}
+    return own._replace(**{name: value for name, value in given.items() if value is not None})
 
 
 class Tape:
@@ -157,7 +143,7 @@ def step(
     pending: tuple[Tensor, Tensor] | None,
     tape: Tape | None,
     parameters: Parameters,
-    options: Options,
+    config: Any,
 ) -> tuple[Tensor | None, Tensor, Tensor | None, Tape | None]:
     """Streams, read and gates as of `leadline.ops.multi_gate_step`, and the tape of these streams.
 
@@ -166,7 +152,7 @@ def step(
     Raises:
         InversionError: streams that were changed in place.
     """
-    limits, gated = limits_for(streams.dtype, options), parameters.gate_query is not None
+    limits, gated = limits_for(streams.dtype, config), parameters.gate_query is not None
     if tape is None or tape.slot is None or not tape.slot.belongs_to(streams):
         tape = opened(streams, ())
     check, sums = None, None
@@ -176,13 +162,7 @@ def step(
     else:
         keep, sums = _kept(pending[1], tape, limits, ends=not gated)
     new, read, gates, slot = multi_gate_step_inverted(
-        streams,
-        pending,
-        parameters,
-        before=tape.slot,
-        keep=keep,
-        check=check,
-        hands_on=gated,
+        streams, pending, parameters, before=tape.slot, keep=keep, check=check, hands_on=gated
     )
     if new is None or slot is None:
         return new, read, gates, None
@@ -206,24 +186,20 @@ def _kept(gates: Tensor, tape: Tape, limits: Limits, ends: bool) -> tuple[Keep, 
     return Keep(rows=due.rows(count)), due.sums.masked_fill(due.over, 0.0)
 
 
+_WARNED: set[torch.dtype] = set()
+
+
 def _check(tolerance: float, dtype: torch.dtype, error: Tensor) -> None:
+    """Warns, once for each dtype, of streams that came out worse than they are meant to."""
     found = float(error)
-    if not found <= tolerance:
-        _warn_once(str(dtype).removeprefix("torch."), tolerance, found)
-
-
-_WARNED: set[str] = set()
-
-
-def _warn_once(dtype: str, tolerance: float, found: float) -> None:
-    if dtype in _WARNED:
+    if found <= tolerance or dtype in _WARNED:
         return
     _WARNED.add(dtype)
     warnings.warn(
         f"memory='invert' lost accuracy: streams recomputed in the backward pass are off by {found:.1e} of their size, "
-        f"beyond the {tolerance:.0e} that {dtype} streams are meant for; a smaller invert_budget, invert_gate_limit or "
-        "invert_anchor_every stores more of them, and memory='store' all",
-        stacklevel=2,
+        f"beyond the {tolerance:.0e} that {str(dtype).removeprefix('torch.')} streams are meant for; a smaller "
+        "invert_budget, invert_gate_limit or invert_anchor_every stores more of them, and memory='store' all",
+        stacklevel=1,
     )
 
 

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from leadline.config import kind
+from leadline.config import check_choices, check_numbers, kind
 from leadline.connections.hyper import StreamsConnection, StreamsSite
 from leadline.errors import UsageError
 from leadline.ops.next_norm import NextNorm
@@ -38,54 +39,40 @@ class ManifoldSite(StreamsSite):
     (N!) for Birkhoff; `a_pre`, `a_post`, `a_res` (1).
     """
 
-    def __init__(
-        self,
-        streams: int,
-        dim: int,
-        *,
-        home: int,
-        mixing: Literal["sinkhorn", "birkhoff"],
-        iterations: int,
-        eps: float,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(streams, dim)
-        self.home = home
-        self.mixing = mixing
-        self.iterations = iterations
-        self.eps = eps
-        self.numbers = streams**2 if mixing == "sinkhorn" else math.factorial(streams)
+    phi_pre: nn.Parameter
+    phi_post: nn.Parameter
+    phi_res: nn.Parameter
+    b_pre: nn.Parameter
+    b_post: nn.Parameter
+    b_res: nn.Parameter
+    a_pre: nn.Parameter
+    a_post: nn.Parameter
+    a_res: nn.Parameter
 
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
-
-        rows = streams * dim
-        self.phi_pre, self.phi_post = parameter(rows, streams), parameter(rows, streams)
-        self.phi_res = parameter(rows, self.numbers)
-        self.b_pre, self.b_post = parameter(streams), parameter(streams)
-        self.b_res = parameter(streams, streams) if mixing == "sinkhorn" else parameter(self.numbers)
-        self.a_pre, self.a_post, self.a_res = parameter(1), parameter(1), parameter(1)
-        self.reset_parameters()
+    def __init__(self, config: ManifoldHyperConnections, dim: int, home: int, factory: Mapping[str, Any]) -> None:
+        n, sinkhorn = config.streams, config.mixing == "sinkhorn"
+        super().__init__(n, dim, home, config.eps)
+        self.mixing = config.mixing
+        self.iterations = config.sinkhorn_iterations
+        self.numbers = n**2 if sinkhorn else math.factorial(n)
+        sizes = {"phi_pre": n, "phi_post": n, "phi_res": self.numbers}
+        dynamic = {name: ((n * dim, size), 0.0) for name, size in sizes.items()}
+        if sinkhorn:
+            biases = {"b_pre": ((n,), -3.0), "b_post": ((n,), 0.0), "b_res": ((n, n), -3.0)}
+        else:
+            biases = {"b_pre": ((n,), -1.0), "b_post": ((n,), -1.0), "b_res": ((self.numbers,), -8.0)}
+        scales = dict.fromkeys(("a_pre", "a_post", "a_res"), ((1,), 0.01))
+        self.add_parameters(factory, **dynamic, **biases, **scales)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Reads mostly its home stream and mixes little; what is dynamic starts at 0 with a scale of 0.01."""
-        for weight in (self.phi_pre, self.phi_post, self.phi_res):
-            weight.zero_()
-        for scale in (self.a_pre, self.a_post, self.a_res):
-            scale.fill_(0.01)
+        super().reset_parameters()
         if self.mixing == "sinkhorn":
-            self.b_pre.fill_(-3.0)
             self.b_pre[self.home] = 3.0
-            self.b_post.zero_()
-            self.b_res.fill_(-3.0)
             self.b_res.fill_diagonal_(3.0)
         else:
-            for bias in (self.b_pre, self.b_post):
-                bias.fill_(-1.0)
-                bias[self.home] = 1.0
-            self.b_res.fill_(-8.0)
+            self.b_pre[self.home] = self.b_post[self.home] = 1.0
             self.b_res[0] = 0.0
 
     def read_streams(self, streams_TND: Tensor, norm: NextNorm | None = None) -> StreamRead:
@@ -115,24 +102,14 @@ class ManifoldHyperConnections(StreamsConnection):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mixing not in ("sinkhorn", "birkhoff"):
-            raise UsageError(f"mixing={self.mixing!r} is unknown; sinkhorn and birkhoff work")
+        check_choices(self, "is unknown")
         if self.mixing == "birkhoff" and self.streams > MOST_PERMUTED:
             raise UsageError(
                 f"streams={self.streams} has {math.factorial(self.streams):,} permutations; mixing='birkhoff' takes at "
                 f"most streams={MOST_PERMUTED}, mixing='sinkhorn' any number"
             )
-        if self.sinkhorn_iterations < 1:
-            raise UsageError(f"sinkhorn_iterations={self.sinkhorn_iterations} must be at least 1")
+        check_numbers(self, positive=("sinkhorn_iterations",))
 
     def make_site(self, index: int, dim: int, sublayers: int, **factory: Any) -> ManifoldSite:
         """Site `index`, whose home is the stream `index mod n`."""
-        return ManifoldSite(
-            self.streams,
-            dim,
-            home=index % self.streams,
-            mixing=self.mixing,
-            iterations=self.sinkhorn_iterations,
-            eps=self.eps,
-            **factory,
-        )
+        return ManifoldSite(self, dim, index % self.streams, factory)

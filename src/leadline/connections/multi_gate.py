@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from leadline.config import kind
+from leadline.config import check_choices, check_numbers, kind
 from leadline.connections import inversion
 from leadline.connections.base import Connection, Readout, Site
 from leadline.errors import UsageError
@@ -66,48 +66,32 @@ class MultiGateSite(Site[MultiGateState]):
 
     takes_norm = True
 
+    pool_query: nn.Parameter | None
+    gate_query: nn.Parameter | None
+    gate_bias: nn.Parameter | None
+
     def __init__(
-        self,
-        config: MultiGate,
-        dim: int,
-        *,
-        pools: bool,
-        gate_start: float | None,
-        scale: float,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, config: MultiGate, dim: int, *, pools: bool, gate_start: float | None, scale: float, **factory: Any
     ) -> None:
         super().__init__(scale)
         self.config = config
         self.dim = dim
-        self.gate_start = gate_start
-
-        def parameter(size: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(size, device=device, dtype=dtype))
-
-        self.pool_query = parameter(dim) if pools else None
-        self.gate_query = parameter(dim) if gate_start is not None else None
-        self.gate_bias = parameter(1) if gate_start is not None else None
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Queries start at zero, the gate bias where its depth says."""
-        if self.pool_query is not None:
-            self.pool_query.zero_()
-        if self.gate_query is not None and self.gate_bias is not None and self.gate_start is not None:
-            self.gate_query.zero_()
-            self.gate_bias.fill_(self.gate_start)
+        self.add_parameters(
+            factory,
+            pool_query=((dim,), 0.0) if pools else None,
+            gate_query=None if gate_start is None else ((dim,), 0.0),
+            gate_bias=None if gate_start is None else ((1,), gate_start),
+        )
 
     def read(self, state: MultiGateState) -> tuple[Tensor, MultiGateState]:
         """AttnPool over the live streams, after the pending write; the gates of this sublayer's write with it."""
-        return self._read(state, None)
+        return self._read(state)
 
     def read_normed(self, state: MultiGateState, norm: NextNorm) -> tuple[Tensor, MultiGateState]:
         """As `read`, with the norm folded into it."""
         return self._read(state, norm)
 
-    def _read(self, state: MultiGateState, norm: NextNorm | None) -> tuple[Tensor, MultiGateState]:
+    def _read(self, state: MultiGateState, norm: NextNorm | None = None) -> tuple[Tensor, MultiGateState]:
         if not state.streams:
             return _pool_live(state.live, self.pool_query, self.config.eps, norm), state
         if self.gate_query is None or self.gate_bias is None:
@@ -149,36 +133,22 @@ class MultiGateReadout(Readout[MultiGateState]):
 
     takes_norm = True
 
-    def __init__(
-        self,
-        config: MultiGate,
-        dim: int,
-        *,
-        scale: float,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    pool_query: nn.Parameter | None
+
+    def __init__(self, config: MultiGate, dim: int, *, scale: float, **factory: Any) -> None:
         super().__init__(scale)
         self.config = config
-        pools = config.streams > 1
-        self.pool_query = nn.Parameter(torch.empty(dim, device=device, dtype=dtype)) if pools else None
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """The query starts at zero."""
-        if self.pool_query is not None:
-            self.pool_query.zero_()
+        self.add_parameters(factory, pool_query=((dim,), 0.0) if config.streams > 1 else None)
 
     def forward(self, state: MultiGateState) -> Tensor:
         """x (..., D) in the streams' dtype."""
-        return self._read(state, None)
+        return self._read(state)
 
     def read_normed(self, state: MultiGateState, norm: NextNorm) -> Tensor:
         """As `forward`, with the norm folded into it."""
         return self._read(state, norm)
 
-    def _read(self, state: MultiGateState, norm: NextNorm | None) -> Tensor:
+    def _read(self, state: MultiGateState, norm: NextNorm | None = None) -> Tensor:
         if not state.streams:
             return _pool_live(state.live, self.pool_query, self.config.eps, norm)
         return _step(self.config, state, self.pool_query, None, norm)[0].read
@@ -238,30 +208,18 @@ class MultiGate(Connection[MultiGateState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.streams < 1:
-            raise UsageError(f"streams={self.streams} must be at least 1")
-        if self.gate not in ("competitive", "independent"):
-            raise UsageError(f"gate={self.gate!r} is not known; competitive and independent work")
-        if self.gate_init not in ("paper", "prenorm"):
-            raise UsageError(f"gate_init={self.gate_init!r} is not known; paper and prenorm work")
-        if not self.eps >= 0:
-            raise UsageError(f"eps={self.eps} must not be negative")
-        self._check_memory()
-
-    def _check_memory(self) -> None:
-        if self.memory not in ("store", "invert"):
-            raise UsageError(f"memory={self.memory!r} is not known; store and invert work")
+        check_choices(self)
+        check_numbers(self, positive=("streams",), not_negative=("eps",))
         options = [f.name for f in dataclasses.fields(self) if f.name.startswith("invert_")]
         given = [name for name in options if getattr(self, name) is not None]
         if given and self.memory == "store":
             raise UsageError(f"{given[0]}={getattr(self, given[0])} needs memory=invert; memory=store inverts nothing")
-        limit, budget, every = self.invert_gate_limit, self.invert_budget, self.invert_anchor_every
+        limit, budget = self.invert_gate_limit, self.invert_budget
         if limit is not None and not 0 < limit < 1:
             raise UsageError(f"invert_gate_limit={limit} must lie between 0 and 1, such as 0.9")
         if budget is not None and not 0 < budget < math.inf:
             raise UsageError(f"invert_budget={budget} must be a finite number more than 0, such as 4.0")
-        if every is not None and every < 1:
-            raise UsageError(f"invert_anchor_every={every} must be at least 1")
+        check_numbers(self, positive=("invert_anchor_every",))
         if self.invert_capacity is not None and not 0 <= self.invert_capacity <= 1:
             raise UsageError(f"invert_capacity={self.invert_capacity} must lie from 0 to 1, such as 0.5")
 
@@ -295,18 +253,17 @@ class MultiGate(Connection[MultiGateState]):
         """Site `index`; the first n − 1 have no gate."""
         if self.memory == "invert":
             inversion.outside_compiler()
-        start = None if index < self.streams - 1 else self._gate_start(index, sublayers)
+        start = None
+        if index >= self.streams - 1:
+            prenorm = self.gate_init == "prenorm"
+            bias, number = (prenorm_gate_bias, index) if prenorm else (paper_gate_bias, sublayers)
+            start = bias(self.streams, self.gate, number)
         pools = index > 0 and self.streams > 1
         return MultiGateSite(self, dim, pools=pools, gate_start=start, scale=1.0 / (index + 1), **factory)
 
     def make_readout(self, dim: int, sublayers: int, **factory: Any) -> MultiGateReadout:
         """The last pool."""
         return MultiGateReadout(self, dim, scale=1.0 / (sublayers + 1), **factory)
-
-    def _gate_start(self, index: int, sublayers: int) -> float:
-        if self.gate_init == "prenorm":
-            return prenorm_gate_bias(self.streams, self.gate, index)
-        return paper_gate_bias(self.streams, self.gate, sublayers)
 
 
 def paper_gate_bias(streams: int, gate: str, sublayers: int) -> float:
@@ -362,13 +319,10 @@ def _step(
     if not _inverts(config, streams):
         made = multi_gate_step(streams, state.pending, pool_query, gate, kind=config.gate, eps=config.eps, norm=norm)
         return made, ()
-    options = inversion.Options(
-        config.invert_gate_limit, config.invert_budget, config.invert_anchor_every, config.invert_capacity
-    )
     query, bias = gate or (None, None)
     parameters = Parameters(pool_query, query, bias, config.gate == "independent", config.eps)
     before = state.tape[0] if state.tape else None
-    found: tuple[Any, ...] = inversion.run_step(streams, state.pending, before, parameters, options)
+    found: tuple[Any, ...] = inversion.run_step(streams, state.pending, before, parameters, config)
     new, read, gates, tape = found
     return Step(new, normed(read, norm), gates), (tape,)
 

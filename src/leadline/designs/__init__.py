@@ -8,10 +8,11 @@ from leadline.designs.counting import (
     equal_flops,
     tokens_for,
 )
-from leadline.designs.design import Design, Placement, check_two_phase, levelled, resolve
+from leadline.designs.design import Design, check_two_phase, levelled, resolve
 from leadline.designs.equal import Balance, Side, solve
 from leadline.designs.parts import PARTS, Part
 from leadline.designs.presets import PRESETS, Preset, ShapeConfig, preset_named, reshaped
+from leadline.designs.recipes import Placement
 from leadline.designs.settings import TABLE, Settings, Swept, settings
 from leadline.designs.taper import Taper
 

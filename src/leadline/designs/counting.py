@@ -3,20 +3,33 @@
 One multiplication and one addition are two FLOPs. Matrix products are exact: they equal what PyTorch's FLOP counter
 counts under the math attention backend, which takes causal attention as the whole T by T square. Depth operators are
 mostly arithmetic on vectors, which that counter doesn't see; all of it is counted by formula and listed apart.
+
+D is the width, n streams. Reading one source or stream costs 2D for its score and 2D for its share in the mix; a mean
+square costs 2D, once a read, or once a write where the connection keeps it. A stack from which sublayers were cut out
+has the places that are left, and its connection sees only what these have written.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Mapping, Sequence
 
-from leadline.designs.depth_flops import depth_flops
+from torch import nn
+
+from leadline.connections import (
+    Additive,
+    AttentionResiduals,
+    Connection,
+    HyperConnections,
+    ManifoldHyperConnections,
+    MultiGate,
+    Readout,
+    Site,
+)
 from leadline.errors import UsageError
-from leadline.models.config import DecoderConfig, LayerConfig
-
-if TYPE_CHECKING:
-    from torch import nn
+from leadline.models import Decoder, DecoderConfig, LayerConfig
+from leadline.norms import Norm
 
 BACKWARD = 2
 """The backward pass costs two forward passes: one product for the input's gradient, one for the weight's."""
@@ -88,8 +101,6 @@ class FlopCount:
 
 def count_parameters(config: DecoderConfig) -> ParameterCount:
     """The parameters of the decoder, counted on one that has shapes but no values."""
-    from leadline.models import Decoder
-
     model = Decoder(config, device="meta")
     counts = {"embedding": 0, "matrices": 0, "norms": 0, "connection": 0}
     for name, parameter in model.named_parameters():
@@ -98,9 +109,6 @@ def count_parameters(config: DecoderConfig) -> ParameterCount:
 
 
 def _group(model: nn.Module, name: str) -> str:
-    from leadline.connections.base import Readout, Site
-    from leadline.norms import Norm
-
     module: nn.Module = model
     for part in name.split(".")[:-1]:
         module = module.get_submodule(part)
@@ -159,3 +167,80 @@ def equal_flops(
 ) -> dict[str, int]:
     """Training tokens of every named configuration, so that each costs at most `flops`, within one step of it."""
     return {name: tokens_for(flops, config, batch_tokens, context) for name, config in configs.items()}
+
+
+def depth_flops(connection: Connection, dim: int, places: int | Sequence[int]) -> int:
+    """FLOPs per token of all reads and writes of a stack and of its readout.
+
+    Args:
+        dim: the width.
+        places: the number that each sublayer has in the stack that the connection is built for; of a whole stack,
+            how many sublayers there are.
+    """
+    places = range(places) if isinstance(places, int) else places
+    formula = _FORMULAS.get(type(connection))
+    if formula is None:
+        raise TypeError(f"no FLOP formula for {type(connection).__name__}")
+    return formula(connection, dim, places)
+
+
+def _additive(connection: Additive, dim: int, places: Sequence[int]) -> int:
+    after = connection.post_norm_blocks
+    post = sum(1 for place in places if after is None or place // 2 < after)
+    post = 0 if connection.post_norm == "none" else post
+    branch = 0 if connection.branch == "none" else dim
+    scaled = 0 if connection.alpha == 1.0 else dim
+    return len(places) * (dim + branch) + post * (4 * dim + scaled)
+
+
+def _attention_residuals(connection: AttentionResiduals, dim: int, places: Sequence[int]) -> int:
+    size = connection.block_size or 1
+    # A source's root is computed once, when it is written, where `connection.root` keeps it.
+    kept = connection.keyed and connection.weights == "softmax"
+    per_source = 2 * dim + (0 if connection.weights == "static" else 2 * dim)
+    per_source += 2 * dim if connection.keyed and not kept else 0
+    roots = 2 * dim * (len(places) + 1) if kept else 0
+    written: list[int] = []  # the blocks that have a source
+    reads, partial_sums = [], 0
+    for place in places:
+        reads.append(connection.seen(1 + len(written)))
+        if written and written[-1] == place // size:
+            partial_sums += dim
+        else:
+            written.append(place // size)
+    reads.append(connection.seen(1 + len(written)))
+    return sum(per_source * k for k in reads if k > 1) + partial_sums + roots
+
+
+def _multi_gate(connection: MultiGate, dim: int, places: Sequence[int]) -> int:
+    streams, total, live = connection.streams, 0, 1
+    for _ in places:
+        total += 6 * dim * live if live > 1 else 0
+        if live == streams:
+            total += 5 * dim * live + (2 * dim if live == 1 else 0)
+        live = min(live + 1, streams)
+    return total + (6 * dim * live if live > 1 else 0)
+
+
+def _hyper_connections(connection: HyperConnections, dim: int, places: Sequence[int]) -> int:
+    n = connection.streams
+    norm, projections, mixing = 2 * n * dim, 2 * n * dim * (n + 2), 2 * n * dim * (n + 2)
+    return len(places) * (norm + projections + mixing) + (n - 1) * dim
+
+
+def _manifold(connection: ManifoldHyperConnections, dim: int, places: Sequence[int]) -> int:
+    n = connection.streams
+    lite = connection.mixing == "birkhoff"
+    scores = math.factorial(n) if lite else n * n
+    matrix = 2 * math.factorial(n) * n if lite else connection.sinkhorn_iterations * 4 * n * n
+    norm, projections, mixing = 2 * n * dim, 2 * n * dim * (2 * n + scores), 2 * n * dim * (n + 2)
+    return len(places) * (norm + projections + matrix + mixing) + (n - 1) * dim
+
+
+_FORMULAS: dict[type[Connection], Callable[..., int]] = {
+    Additive: _additive,
+    AttentionResiduals: _attention_residuals,
+    MultiGate: _multi_gate,
+    HyperConnections: _hyper_connections,
+    ManifoldHyperConnections: _manifold,
+}

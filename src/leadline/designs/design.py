@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 from leadline.connections import Additive, AttentionResiduals, Connection, MultiGate
 from leadline.designs import recipes
 from leadline.designs.expression import Term, parse, slug
 from leadline.designs.presets import ShapeConfig
+from leadline.designs.recipes import Placement
 from leadline.designs.taper import UNTAPERED, Taper, Widths
 from leadline.errors import UsageError
 from leadline.models.config import AttentionConfig, DecoderConfig, InitConfig, LayerConfig, MLPConfig
 from leadline.norms import BHyT, Derf, DyT, NoNorm, NormConfig, RMSNorm
-
-Placement = Literal["pre", "peri", "sandwich", "lns", "post", "mix"]
-"""Where the norms stand, see `docs/norms.md`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +61,9 @@ class Design:
 
     def norm_for(self, blocks: int) -> NormConfig:
         """The norm; BHyT becomes exact where its approximation does not hold."""
-        if isinstance(self.norm, BHyT) and self.norm.approximate and not self._may_approximate(blocks):
+        connection = self.connection_for(blocks)
+        plain = isinstance(connection, Additive) and connection == Additive(state_dtype=connection.state_dtype)
+        if isinstance(self.norm, BHyT) and self.norm.approximate and not (plain and self.placement == "pre"):
             return dataclasses.replace(self.norm, approximate=False, position_aware=False)
         return self.norm
 
@@ -116,11 +116,6 @@ class Design:
             )
         return [*notes, *self.taper.notes(shape)]
 
-    def _may_approximate(self, blocks: int) -> bool:
-        connection = self.connection_for(blocks)
-        plain = isinstance(connection, Additive) and connection == Additive(state_dtype=connection.state_dtype)
-        return plain and self.placement == "pre"
-
     def _final_norm(self, norm: NormConfig) -> NormConfig:
         if self.placement == "post":
             return NoNorm()
@@ -129,16 +124,13 @@ class Design:
         return norm
 
     def _layer(self, shape: ShapeConfig, norm: NormConfig, number: int, widths: Widths) -> LayerConfig:
-        attention = AttentionConfig(
-            heads=widths.heads, kv_heads=widths.kv_heads, head_dim=shape.head_dim, qk_norm=self.qk_norm
-        )
-        inside, behind = norm, None
-        if self.placement in ("peri", "sandwich"):
-            behind = norm
-        if isinstance(self.connection, recipes.MixedNorm) and number <= self.connection.post_blocks(shape.blocks):
-            inside = NoNorm()
+        behind = norm if self.placement in ("peri", "sandwich") else None
+        mixed = isinstance(self.connection, recipes.MixedNorm) and number <= self.connection.post_blocks(shape.blocks)
+        inside = NoNorm() if mixed else norm
         return LayerConfig(
-            attention=attention,
+            attention=AttentionConfig(
+                heads=widths.heads, kv_heads=widths.kv_heads, head_dim=shape.head_dim, qk_norm=self.qk_norm
+            ),
             mlp=MLPConfig(hidden=widths.hidden),
             attention_norm=inside,
             mlp_norm=inside,
@@ -156,10 +148,11 @@ def resolve(expression: str) -> Design:
     """
     terms = parse(expression)
     slots = _fill_slots(terms)
-    placed = slots.get("placement")
-    placement = _placement(placed.options if placed else None)
-    connection = slots["connection"].options if "connection" in slots else recipes.Plain()
-    norm = slots["norm"].options if "norm" in slots and placement != "post" else RMSNorm()
+    options = {slot: term.options for slot, term in slots.items()}
+    placed = options.get("placement")
+    placement: Placement = getattr(placed, "placement", "pre")
+    connection = options.get("connection", recipes.Plain())
+    norm = options["norm"] if "norm" in slots and placement != "post" else RMSNorm()
     shown = _shown(terms)
     text = " + ".join(term.text for term in shown)
     return Design(
@@ -170,10 +163,8 @@ def resolve(expression: str) -> Design:
         placement=placement,
         init=_init(connection, norm, placement, plain="init" in slots),
         qk_norm="attention" in slots,
-        embedding_norm=isinstance(placed.options, recipes.PeriLN) and placed.options.embedding_norm
-        if placed
-        else False,
-        taper=slots["taper"].options if "taper" in slots else UNTAPERED,
+        embedding_norm=getattr(placed, "embedding_norm", False),
+        taper=options.get("taper", UNTAPERED),
         parts=tuple(term.part.name for term in shown),
         summary=" ".join(term.part.summary(term.options) for term in shown),
         source="; ".join(dict.fromkeys(term.part.source for term in shown)),
@@ -234,18 +225,6 @@ def _shown(terms: list[Term]) -> list[Term]:
     ordered = sorted(terms, key=lambda term: _ORDER.index(term.part.slots[0]))
     needed = [term for term in ordered if term.text not in ("prenorm", "rmsnorm", "taper")]
     return needed or [parse("prenorm")[0]]
-
-
-def _placement(options: Any) -> Placement:
-    found: dict[type, Placement] = {
-        recipes.PeriLN: "peri",
-        recipes.SandwichLN: "sandwich",
-        recipes.LayerNormScaling: "lns",
-        recipes.PostNorm: "post",
-        recipes.DeepPostNorm: "post",
-        recipes.MixedNorm: "mix",
-    }
-    return found.get(type(options), "pre")
 
 
 def _init(connection: Any, norm: NormConfig, placement: Placement, plain: bool) -> InitConfig:

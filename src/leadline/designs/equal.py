@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from typing import Any
 
 from leadline.choices import By
 from leadline.designs.counting import count_flops, count_parameters
@@ -67,21 +67,18 @@ class Balance:
 
     def rows(self) -> list[dict[str, object]]:
         """Both models as plain data: name, blocks, MLP width, FLOPs per token, tokens, FLOPs in all, parameters."""
-        found: list[dict[str, object]] = []
-        for side in (self.reference, self.variant):
-            per_token = side.flops_per_token(self.vocab_size)
-            found.append(
-                {
-                    "design": side.design.name,
-                    "blocks": side.shape.blocks,
-                    "hidden": side.shape.hidden,
-                    "flops_per_token": per_token,
-                    "tokens": side.tokens,
-                    "flops": per_token * side.tokens,
-                    "parameters": side.parameters(self.vocab_size),
-                }
-            )
-        return found
+        return [
+            {
+                "design": side.design.name,
+                "blocks": side.shape.blocks,
+                "hidden": side.shape.hidden,
+                "flops_per_token": (per_token := side.flops_per_token(self.vocab_size)),
+                "tokens": side.tokens,
+                "flops": per_token * side.tokens,
+                "parameters": side.parameters(self.vocab_size),
+            }
+            for side in (self.reference, self.variant)
+        ]
 
 
 def solve(
@@ -120,11 +117,12 @@ def _balanced(reference: Side, side: Side, vocab_size: int, batch_tokens: int, b
     budget = reference.flops_per_token(vocab_size) * reference.tokens
     what, _, rest = by.partition("+")
     if what == "depth":
-        side = _with_depth(side, budget, vocab_size)
+        side = _nearest(side, "blocks", 1, budget, vocab_size, MOST_BLOCKS)
     elif what == "width":
-        side = _with_width(side, budget, vocab_size)
+        side = _nearest(side, "hidden", WIDTH_STEP, budget, vocab_size, MOST_WIDTH)
     if by == "tokens" or rest:
-        side = dataclasses.replace(side, tokens=_tokens(budget, side.flops_per_token(vocab_size), batch_tokens))
+        step = side.flops_per_token(vocab_size) * batch_tokens
+        side = dataclasses.replace(side, tokens=max(1, round(budget / step)) * batch_tokens)  # the nearest whole step
     residual = side.flops_per_token(vocab_size) * side.tokens / budget - 1
     return Balance(reference=reference, variant=side, vocab_size=vocab_size, by=by, residual=residual)
 
@@ -133,18 +131,8 @@ def describe(balance: Balance) -> str:
     """Both models in a table, and what is left over between them."""
     rows = balance.rows()
     heads = ("design", "blocks", "MLP width", "FLOPs/token", "tokens", "training FLOPs", "parameters")
-    lines = [heads] + [
-        (
-            str(row["design"]),
-            str(row["blocks"]),
-            str(row["hidden"]),
-            f"{row['flops_per_token']:,}",
-            f"{row['tokens']:,}",
-            f"{row['flops']:.4g}",
-            f"{row['parameters']:,}",
-        )
-        for row in rows
-    ]
+    forms = ("", "", "", ",", ",", ".4g", ",")
+    lines = [heads, *([format(value, form) for value, form in zip(row.values(), forms, strict=True)] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     shown = [
         "  ".join(
@@ -153,44 +141,26 @@ def describe(balance: Balance) -> str:
         )
         for line in lines
     ]
-    return "\n".join(
-        [
-            *shown,
-            f"equal by {balance.by}; the variant's training FLOPs are {percent(balance.residual, 2, sign=True)} off",
-        ]
-    )
+    off = f"equal by {balance.by}; the variant's training FLOPs are {percent(balance.residual, 2, sign=True)} off"
+    return "\n".join([*shown, off])
 
 
-def _tokens(budget: int, per_token: int, batch_tokens: int) -> int:
-    """Whole steps, the nearest to the budget, at least one."""
-    return max(1, round(budget / (per_token * batch_tokens))) * batch_tokens
+def _nearest(side: Side, size: str, step: int, budget: int, vocab_size: int, most: int) -> Side:
+    """The side whose cost is nearest to the budget, with another size in multiples of `step`, up to `most`.
 
-
-def _with_depth(side: Side, budget: int, vocab_size: int) -> Side:
-    def at(blocks: int) -> Side:
-        return dataclasses.replace(side, shape=dataclasses.replace(side.shape, blocks=blocks))
-
-    return _nearest(at, side.shape.blocks, budget, vocab_size, MOST_BLOCKS)
-
-
-def _with_width(side: Side, budget: int, vocab_size: int) -> Side:
-    def at(steps: int) -> Side:
-        return dataclasses.replace(side, shape=dataclasses.replace(side.shape, hidden=WIDTH_STEP * steps))
-
-    start = max(1, side.shape.hidden // WIDTH_STEP)
-    return _nearest(at, start, budget, vocab_size, MOST_WIDTH // WIDTH_STEP)
-
-
-def _nearest(at: Callable[[int], Side], start: int, budget: int, vocab_size: int, most: int) -> Side:
-    """The size from 1 on whose cost is nearest to the budget, for a cost that grows with it.
-
-    The search sets out from a size that works: a connection may not fit a stack of a few blocks.
+    The cost grows with the size. The search sets out from one that works: a connection may not fit a stack of a few
+    blocks.
     """
 
-    def cost(size: int) -> int:
-        side = at(size)
-        return side.flops_per_token(vocab_size) * side.tokens
+    def at(steps: int) -> Side:
+        changed: dict[str, Any] = {size: step * steps}
+        return dataclasses.replace(side, shape=dataclasses.replace(side.shape, **changed))
 
+    def cost(steps: int) -> int:
+        return at(steps).flops_per_token(vocab_size) * side.tokens
+
+    most //= step
+    start = max(1, getattr(side.shape, size) // step)
     low = high = start
     while cost(high) < budget and high < most:
         low, high = high, min(most, 2 * high)
@@ -199,7 +169,7 @@ def _nearest(at: Callable[[int], Side], start: int, budget: int, vocab_size: int
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if cost(middle) < budget else (low, middle)
-    return at(min((low, high), key=lambda size: abs(cost(size) - budget)))
+    return at(min((low, high), key=lambda steps: abs(cost(steps) - budget)))
 
 
 def _too_far(nearest: Balance, side: Side, batch_tokens: int) -> str:

@@ -101,12 +101,14 @@ def read_value(hint: Any, text: str, where: str) -> Any:
         UsageError: the text is not such a value; the values that work follow.
     """
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return _read_union(typing.get_args(hint), text, where)
+        choices = typing.get_args(hint)
+        absent = type(None) in choices and text.lower() == "none"
+        return None if absent else read_first(choices, lambda choice: read_value(choice, text, where))
     if typing.get_origin(hint) is typing.Literal:
-        choices = {str(choice): choice for choice in typing.get_args(hint)}
-        if text not in choices:
-            raise UsageError(f"{where}: {text!r} is not known; {', '.join(choices)} work.{did_you_mean(text, choices)}")
-        return choices[text]
+        known = {str(choice): choice for choice in typing.get_args(hint)}
+        if text not in known:
+            raise UsageError(f"{where}: {text!r} is not known; {', '.join(known)} work.{did_you_mean(text, known)}")
+        return known[text]
     if hint is bool:
         if text.lower() not in ("true", "false"):
             raise UsageError(f"{where}: {text!r} should be true or false")
@@ -121,12 +123,6 @@ def read_value(hint: Any, text: str, where: str) -> Any:
             raise UsageError(f"{where}: {text!r} should be {wanted}")
         return value
     return text
-
-
-def _read_union(choices: tuple[Any, ...], text: str, where: str) -> Any:
-    if type(None) in choices and text.lower() == "none":
-        return None
-    return read_first(choices, lambda choice: read_value(choice, text, where))
 
 
 def slug(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from leadline.config import check_numbers
 from leadline.errors import UsageError, did_you_mean
 
 DEEPEST = 1 << 14
@@ -35,9 +36,7 @@ class ShapeConfig:
     tied: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("dim", "blocks", "heads", "kv_heads", "head_dim", "hidden", "context"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} must be at least 1")
+        check_numbers(self, positive=("dim", "blocks", "heads", "kv_heads", "head_dim", "hidden", "context"))
         if self.blocks > DEEPEST:
             raise UsageError(f"blocks={self.blocks} is too many; up to {DEEPEST} work")
 
@@ -156,11 +155,8 @@ def reshaped(
         raise UsageError(f"dim={dim} is odd; the width must be even, such as {dim + 1}")
     new_dim = shape.dim if dim is None else dim
     new_heads = _heads_for(shape, new_dim) if heads is None else heads
-    changes: dict[str, Any] = {}
-    if blocks is not None:
-        changes["blocks"] = blocks
-    if context is not None:
-        changes["context"] = context
+    given = {"blocks": blocks, "context": context}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if (new_dim, new_heads) != (shape.dim, shape.heads):
         if new_dim % (2 * new_heads):
             works = ", ".join(str(n) for n in range(1, new_dim // 2 + 1) if new_dim % (2 * n) == 0)

@@ -6,10 +6,13 @@ A recipe becomes a `Connection` when the number of blocks is known: `recipe.reso
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 from leadline.connections import Additive, AttentionResiduals, Connection
 from leadline.errors import UsageError
+
+Placement = Literal["pre", "peri", "sandwich", "lns", "post", "mix"]
+"""Where the norms stand, see `docs/norms.md`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,7 @@ class PostNorm(Recipe):
         norm: LayerNorm as in the first Transformer, or RMSNorm.
     """
 
+    placement: ClassVar[Placement] = "post"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
 
     def resolve(self, blocks: int) -> Connection:
@@ -60,6 +64,7 @@ class MixedNorm(Recipe):
         share: the share of blocks with post-norm, rounded to at least one block [paper: a quarter].
     """
 
+    placement: ClassVar[Placement] = "mix"
     norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
     share: float = 0.25
 
@@ -128,6 +133,7 @@ class PeriLN:
         embedding_norm: whether the embedding is normalised too.
     """
 
+    placement: ClassVar[Placement] = "peri"
     embedding_norm: bool = True
 
 
@@ -135,10 +141,14 @@ class PeriLN:
 class SandwichLN:
     """A norm before and after every sublayer; the embedding stays as it is."""
 
+    placement: ClassVar[Placement] = "sandwich"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerNormScaling:
     """Every input norm divided by the square root of the block's number."""
+
+    placement: ClassVar[Placement] = "lns"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -46,32 +46,10 @@ TABLE: dict[str, Swept] = {
     "mhc-lite": Swept(4e-3, ((2e-3, 3.0530), (4e-3, 3.0372), (8e-3, 3.0967))),
     "bhyt": Swept(1.6e-2, ((4e-3, 3.3440), (8e-3, 3.2212), (1.6e-2, 3.1004), (3.2e-2, 3.2030))),
     "lns": Swept(4e-3, ((2e-3, 3.1580), (4e-3, 3.0860), (8e-3, 3.1003))),
-    "post-ln": Swept(
-        5e-4,
-        (
-            (2.5e-4, 3.9784),
-            (5e-4, 3.6843),
-            (1e-3, 3.8799),
-            (2e-3, 4.6192),
-            (4e-3, 4.6186),
-            (8e-3, 4.6172),
-            (1.6e-2, 4.6157),
-            (3.2e-2, 4.6161),
-        ),
-    ),
-    "deepnorm": Swept(
-        5e-4,
-        (
-            (2.5e-4, 4.2091),
-            (5e-4, 4.0288),
-            (1e-3, 4.6187),
-            (2e-3, 4.6197),
-            (4e-3, 4.6177),
-            (8e-3, 4.6169),
-            (1.6e-2, 4.6144),
-            (3.2e-2, 4.6150),
-        ),
-    ),
+    "post-ln": Swept(5e-4, ((2.5e-4, 3.9784), (5e-4, 3.6843), (1e-3, 3.8799), (2e-3, 4.6192), (4e-3, 4.6186),
+                            (8e-3, 4.6172), (1.6e-2, 4.6157), (3.2e-2, 4.6161))),
+    "deepnorm": Swept(5e-4, ((2.5e-4, 4.2091), (5e-4, 4.0288), (1e-3, 4.6187), (2e-3, 4.6197), (4e-3, 4.6177),
+                             (8e-3, 4.6169), (1.6e-2, 4.6144), (3.2e-2, 4.6150))),
     "mix-ln": Swept(2e-3, ((1e-3, 3.4792), (2e-3, 3.2351), (4e-3, 4.6198), (8e-3, 4.6182))),
     "layerscale": Swept(8e-3, ((4e-3, 3.1591), (8e-3, 3.1377), (1.6e-2, 3.2677))),
     "rezero": Swept(8e-3, ((2e-3, 3.1900), (4e-3, 3.1320), (8e-3, 3.0718), (1.6e-2, 3.2380))),
@@ -85,7 +63,7 @@ TABLE: dict[str, Swept] = {
     "peri-ln": Swept(4e-3, ((2e-3, 3.0237), (4e-3, 3.0040), (8e-3, 3.1026))),
     "sandwich-ln": Swept(4e-3, ((2e-3, 3.5399), (4e-3, 3.4845), (8e-3, 3.5295))),
     "qk-norm": Swept(4e-3, ((2e-3, 3.0175), (4e-3, 2.9918), (8e-3, 3.2541))),
-}
+}  # fmt: skip
 """By canonical expression."""
 
 
@@ -135,13 +113,8 @@ def settings(design: Design, preset: Preset, shape: ShapeConfig | None = None) -
         source = f"not swept for this design; {source}"
     if not same:
         source, tuned = f"{source}; the shape is another than {preset.name}'s", False
-    return Settings(
-        rate,
-        design.init,
-        source if tuned else f"{source}; {UNTUNED}",
-        tuned,
-        own.points if own and same and preset.name == SWEPT_AT else (),
-    )
+    points = own.points if own and same and preset.name == SWEPT_AT else ()
+    return Settings(rate, design.init, source if tuned else f"{source}; {UNTUNED}", tuned, points)
 
 
 def _rate(part: str, preset: Preset) -> tuple[float, str, bool]:

@@ -8,6 +8,7 @@ numbers here are ours. Layers are counted from 1.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -173,12 +174,10 @@ def read_schedule(text: str, option: str, *, linear: bool) -> Schedule:
 
 def spans(values: Sequence[int]) -> str:
     """Values by layer in words: `6 in 1–5, 4 in 6–10, 2 in 11–15`; the ends alone where they change all the time."""
-    runs: list[tuple[int, int, int]] = []
-    for number, value in enumerate(values, start=1):
-        if runs and runs[-1][0] == value:
-            runs[-1] = (value, runs[-1][1], number)
-        else:
-            runs.append((value, number, number))
+    runs, last = [], 0
+    for value, same in itertools.groupby(values):
+        first, last = last + 1, last + len(list(same))
+        runs.append((value, first, last))
     if len(runs) > 6:
         return f"{values[0]} in layer 1 to {values[-1]} in layer {len(values)}, {len(set(values))} widths in all"
     return ", ".join(f"{value} in {first}" + (f"–{last}" if last > first else "") for value, first, last in runs)

@@ -1,7 +1,6 @@
 """Models: a Llama-like decoder from a list of per-layer configurations, and generation with it."""
 
 from leadline.models.block import Block
-from leadline.models.cache import KVCache
 from leadline.models.config import (
     AttentionConfig,
     CutConfig,
@@ -15,6 +14,7 @@ from leadline.models.decoder import Decoder
 from leadline.models.early_exit import EarlyExit, ExitStatistics, stream_early
 from leadline.models.fold import fold
 from leadline.models.generation import Sampling, generate, stream_tokens
+from leadline.models.layers import KVCache
 from leadline.models.surgery import cut, cut_config, kept_blocks, sublayers_of
 
 __all__ = [

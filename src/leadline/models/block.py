@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from leadline.connections import Additive
 from leadline.connections.base import Connection, Site, State
-from leadline.models.cache import CacheEntry
 from leadline.models.config import LayerConfig
-from leadline.models.layers import Attention, Device, SwiGLU
+from leadline.models.layers import Attention, CacheEntry, Device, SwiGLU
 from leadline.norms import BoundedTanhNorm, BoundedTanhReuse, Norm, NormConfig, Role
 from leadline.sharded import gathered
 
@@ -70,18 +69,15 @@ class Block(nn.Module):
         self.mlp_site = mlp_site
         self.norm_scale = config.norm_scale
 
-        def norm(config: NormConfig | None, role: Role, site: Site | None, scale: float = 1.0) -> Norm | None:
+        def norm(config: NormConfig | None, role: Role, site: Site | None) -> Norm | None:
             if config is None or site is None:
                 return None
-            place = "meta" if first is not None else device
-            return config.build(dim, scale=scale, role=role, device=place, dtype=dtype)
+            scale = 1.0 if role == "output" else site.scale
+            return config.build(dim, scale=scale, role=role, device=device if first is None else "meta", dtype=dtype)
 
-        def scale(site: Site | None) -> float:
-            return 1.0 if site is None else site.scale
-
-        parts: dict[str, nn.Module | None] = {
-            "attention_norm": norm(config.attention_norm, "attention", attn_site, scale(attn_site)),
-            "mlp_norm": norm(config.mlp_norm, "mlp", mlp_site, scale(mlp_site)),
+        norms = {
+            "attention_norm": norm(config.attention_norm, "attention", attn_site),
+            "mlp_norm": norm(config.mlp_norm, "mlp", mlp_site),
             "attention_output_norm": norm(config.attention_output_norm, "output", attn_site),
             "mlp_output_norm": norm(config.mlp_output_norm, "output", mlp_site),
         }
@@ -89,13 +85,13 @@ class Block(nn.Module):
             attention, mlp = config.attention, config.mlp
             self.attention = None if attention is None else Attention(dim, attention, device, dtype)
             self.mlp = None if mlp is None else SwiGLU(dim, mlp, device, dtype)
-            for name, module in parts.items():
+            for name, module in norms.items():
                 setattr(self, name, module)
         else:
-            for name, module in parts.items():
+            for name, module in norms.items():
                 share_parameters(module, getattr(first, name))
-            for name, module in {**parts, "attention": first.attention, "mlp": first.mlp}.items():
-                object.__setattr__(self, name, module)  # kept without being registered
+            for name, part in {**norms, "attention": first.attention, "mlp": first.mlp}.items():
+                object.__setattr__(self, name, part)  # kept without being registered
         self.reuses_moment = (
             isinstance(self.attention_norm, BoundedTanhNorm)
             and isinstance(self.mlp_norm, BoundedTanhReuse)
@@ -113,46 +109,33 @@ class Block(nn.Module):
         skip_mlp: bool = False,
     ) -> State:
         """The state after both sublayers; a skipped one leaves depth as it is."""
-        moment = None
-        if self.attention is not None and self.attn_site is not None and self.attention_norm is not None:
+        moment, first, second = None, self.attention_norm, self.mlp_norm
+        if self.attention is not None and self.attn_site is not None and first is not None:
             if skip_attention:
                 state = self.attn_site.skip(state)
             else:
-                reuses = self.reuses_moment and not skip_mlp
-                h, state, moment = self._attention_reads(self.attn_site, self.attention_norm, state, reuses)
+                if self.reuses_moment and not skip_mlp and isinstance(first, BoundedTanhNorm):
+                    h, state = self.attn_site.read(state)
+                    h, moment = first.with_moment(h)
+                else:
+                    h, state = self._read(self.attn_site, first, state)
                 h = self.attention(h, *tokens.rotary[self.attention.head_dim], cache)
                 if self.attention_output_norm is not None:
                     h = self.attention_output_norm(h)
                 state = self.attn_site.write(state, h)
-        if self.mlp is not None and self.mlp_site is not None and self.mlp_norm is not None:
+        if self.mlp is not None and self.mlp_site is not None and second is not None:
             if skip_mlp:
                 return self.mlp_site.skip(state)
-            h, state = self._mlp_reads(self.mlp_site, self.mlp_norm, state, moment, tokens)
+            if moment is not None and isinstance(first, BoundedTanhNorm) and isinstance(second, BoundedTanhReuse):
+                h, state = self.mlp_site.read(state)
+                h = second.reuse(h, moment, first.lam, tokens.positions)
+            else:
+                h, state = self._read(self.mlp_site, second, state)
             h = self.mlp(h)
             if self.mlp_output_norm is not None:
                 h = self.mlp_output_norm(h)
             state = self.mlp_site.write(state, h)
         return state
-
-    def _attention_reads(
-        self, site: Site, norm: Norm, state: State, reuses: bool
-    ) -> tuple[Tensor, State, Tensor | None]:
-        """What attention computes on, the state, and its second moment where the MLP's norm takes it."""
-        if reuses and isinstance(norm, BoundedTanhNorm):
-            h, state = site.read(state)
-            h, moment = norm.with_moment(h)
-            return h, state, moment
-        return *self._read(site, norm, state), None
-
-    def _mlp_reads(
-        self, site: Site, norm: Norm, state: State, moment: Tensor | None, tokens: Tokens
-    ) -> tuple[Tensor, State]:
-        """What the MLP computes on, and the state."""
-        first = self.attention_norm
-        if moment is not None and isinstance(first, BoundedTanhNorm) and isinstance(norm, BoundedTanhReuse):
-            h, state = site.read(state)
-            return norm.reuse(h, moment, first.lam, tokens.positions), state
-        return self._read(site, norm, state)
 
     def _read(self, site: Site, norm: Norm, state: State) -> tuple[Tensor, State]:
         """What the sublayer computes on: the norm of what the site sees."""
@@ -171,14 +154,8 @@ class Block(nn.Module):
             return
         if isinstance(first, BoundedTanhNorm) and isinstance(second, BoundedTanhReuse):
             with gathered(self):
-                second.refresh(
-                    attention.value_weight,
-                    attention.output.weight,
-                    attention.heads,
-                    attention.kv_heads,
-                    context,
-                    first.gain,
-                )
+                weights = attention.value_weight, attention.output.weight
+                second.refresh(*weights, attention.heads, attention.kv_heads, context, first.gain)
 
 
 def share_parameters(module: nn.Module | None, first: nn.Module | None) -> None:

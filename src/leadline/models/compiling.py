@@ -18,8 +18,8 @@ from torch import nn
 
 from leadline.connections.base import State
 from leadline.models.block import Block, Tokens
-from leadline.models.cache import CacheEntry
 from leadline.models.decoder import Decoder
+from leadline.models.layers import CacheEntry
 
 STARTS = ("_start", "training")
 """Endings of attributes that the forward pass doesn't read, or that change on their own."""
@@ -28,33 +28,23 @@ FACTOR = "norm_scale"
 
 
 @dataclasses.dataclass
-class Kind:
-    """Compiled code of one kind of blocks: a function for every structure of the state that comes along.
-
-    Where training drops blocks, the number of sources or streams that a block meets differs from step to step. One
-    function for all of them would run into the compiler's limit on recompiling it.
-    """
-
-    backend: str | Callable[..., Any]
-    functions: dict[Any, Callable[..., State]] = dataclasses.field(default_factory=dict)
-
-    def function(self, *structure: Any) -> Callable[..., State]:
-        """The function for this structure, made when it is first asked for."""
-        if structure not in self.functions:
-            self.functions[structure] = torch.compile(_own_function(), backend=self.backend, fullgraph=True)
-        return self.functions[structure]
-
-
-@dataclasses.dataclass
 class CompiledForward:
     """What stands in for a block's `forward`; the block's hooks run outside of it.
 
     Generation with a cache runs uncompiled: the cache grows with every token. So does a block of which both sublayers
     are skipped: there is nothing to compute.
+
+    Attributes:
+        backend: as `torch.compile` takes it.
+        functions: compiled code, shared by all blocks of a kind: a function for every structure of the state that comes
+            along, made when it is first needed. Where training drops blocks, the number of sources or streams that a
+            block meets differs from step to step. One function for all of them would run into the compiler's limit on
+            recompiling it.
     """
 
     block: Block
-    kind: Kind
+    backend: str | Callable[..., Any]
+    functions: dict[Any, Callable[..., State]]
 
     def __call__(
         self,
@@ -67,8 +57,10 @@ class CompiledForward:
         """As `Block.forward`."""
         if cache is not None or (skip_attention and skip_mlp):
             return Block.forward(self.block, state, tokens, cache, skip_attention, skip_mlp)
-        compiled = self.kind.function(structure_of(state), skip_attention, skip_mlp)
-        return compiled(self.block, state, tokens, None, skip_attention, skip_mlp)
+        structure = structure_of(state), skip_attention, skip_mlp
+        if structure not in self.functions:
+            self.functions[structure] = torch.compile(_own_function(), backend=self.backend, fullgraph=True)
+        return self.functions[structure](self.block, state, tokens, None, skip_attention, skip_mlp)
 
 
 def compile_blocks(model: Decoder, *, backend: str | Callable[..., Any] = "inductor") -> int:
@@ -82,10 +74,10 @@ def compile_blocks(model: Decoder, *, backend: str | Callable[..., Any] = "induc
     Args:
         backend: as `torch.compile` takes it.
     """
-    kinds: dict[str, Kind] = {}
+    kinds: dict[str, dict[Any, Callable[..., State]]] = {}
     for block in cast(list[Block], list(model.blocks)):
-        kind = kinds.setdefault(kind_of(block), Kind(backend))
-        block.forward = CompiledForward(block, kind)  # type: ignore[method-assign]  # this block's alone; its hooks stay
+        forward = CompiledForward(block, backend, kinds.setdefault(kind_of(block), {}))
+        block.forward = forward  # type: ignore[method-assign]  # this block's alone; its hooks stay
     return len(kinds)
 
 

@@ -6,6 +6,7 @@ A *block* is a layer in the stack as it runs. Without `repeat` the two are the s
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -37,9 +38,7 @@ class AttentionConfig:
 
     def check(self, where: str) -> None:
         """Raises UsageError, naming `where`, if the numbers don't fit each other."""
-        _at_least_one(f"{where}.heads", self.heads)
-        _at_least_one(f"{where}.kv_heads", self.kv_heads)
-        _at_least_one(f"{where}.head_dim", self.head_dim)
+        _check_sizes(self, "heads", "kv_heads", "head_dim", where=f"{where}.")
         if self.heads % self.kv_heads:
             work = ", ".join(str(n) for n in range(1, self.heads + 1) if self.heads % n == 0)
             raise UsageError(f"{where}.kv_heads={self.kv_heads} does not divide heads={self.heads}; {work} work")
@@ -62,7 +61,7 @@ class MLPConfig:
 
     def check(self, where: str) -> None:
         """Raises UsageError, naming `where`, if the width is not positive."""
-        _at_least_one(f"{where}.hidden", self.hidden)
+        _check_sizes(self, "hidden", where=f"{where}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -227,9 +226,7 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
-        _at_least_one("vocab_size", self.vocab_size)
-        _at_least_one("dim", self.dim)
-        _at_least_one("context", self.context)
+        _check_sizes(self, "vocab_size", "dim", "context")
         if not (self.rope_theta > 0 and math.isfinite(self.rope_theta)):
             raise UsageError(f"rope_theta={self.rope_theta} must be a finite number more than 0, such as 10000.0")
         for index, layer in enumerate(self.layers):
@@ -238,14 +235,10 @@ class DecoderConfig:
             layer.check(f"layers[{index}]")
         if self.repeat is not None:
             self.repeat.check(len(self.layers))
-        self._check_cut()
-
-    def _check_cut(self) -> None:
         if self.cut is not None:
             self.cut.check(self.numbers)
-            return
         for index, layer in enumerate(self.layers):
-            if layer.sublayers < 2:
+            if self.cut is None and layer.sublayers < 2:
                 missing = "attention" if layer.attention is None else "mlp"
                 raise UsageError(
                     f"layers[{index}].{missing} is None, so cut must say which places the other sublayers have; "
@@ -266,14 +259,10 @@ class DecoderConfig:
     @property
     def numbers(self) -> tuple[tuple[int | None, int | None], ...]:
         """For each block the numbers of its attention and of its MLP among the sublayers; None for what isn't there."""
-        found: list[tuple[int | None, int | None]] = []
-        count = 0
-        for layer in (self.layers[layer] for layer in self.block_layers):
-            attention = None if layer.attention is None else count
-            mlp = None if layer.mlp is None else count + layer.sublayers - 1
-            found.append((attention, mlp))
-            count += layer.sublayers
-        return tuple(found)
+        count = itertools.count()
+        layers = [self.layers[layer] for layer in self.block_layers]
+        pairs = [[None if part is None else next(count) for part in (one.attention, one.mlp)] for one in layers]
+        return tuple((attention, mlp) for attention, mlp in pairs)
 
     @property
     def built_for(self) -> int:
@@ -292,8 +281,11 @@ class DecoderConfig:
         return tuple(places[next(number for number in block if number is not None)] // 2 for block in self.numbers)
 
 
-def _at_least_one(option: str, value: int) -> None:
-    if value < 1:
-        raise UsageError(f"{option}={value} must be at least 1")
-    if value > LARGEST:
-        raise UsageError(f"{option}={value} is too large; up to {LARGEST} works")
+def _check_sizes(config: object, *names: str, where: str = "") -> None:
+    """Raises UsageError where one of these fields is no size."""
+    for name in names:
+        value = getattr(config, name)
+        if value < 1:
+            raise UsageError(f"{where}{name}={value} must be at least 1")
+        if value > LARGEST:
+            raise UsageError(f"{where}{name}={value} is too large; up to {LARGEST} works")

@@ -19,10 +19,8 @@ from leadline.connections.base import Site, State
 from leadline.errors import UsageError
 from leadline.models import saving
 from leadline.models.block import Block, Tokens
-from leadline.models.cache import KVCache
 from leadline.models.config import DecoderConfig
-from leadline.models.initialise import initialise
-from leadline.models.layers import Device, Embedding, Linear, rotary_tables
+from leadline.models.layers import Device, Embedding, KVCache, Linear, initialise, rotary_tables
 from leadline.sharded import whole_tensors
 
 

@@ -28,9 +28,9 @@ from torch import Tensor
 from leadline.connections.base import State
 from leadline.errors import UsageError
 from leadline.models.block import Block
-from leadline.models.cache import KVCache
 from leadline.models.decoder import Decoder
 from leadline.models.generation import Chooser, Sampling, checked_prompt, stream_tokens
+from leadline.models.layers import KVCache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,24 +155,17 @@ def stream_early(
     model.check_skip(skip)
     statistics = ExitStatistics() if statistics is None else statistics
     tokens = checked_prompt(model, prompt_tokens, max_new_tokens)
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     options: dict[str, Any] = {"seed": seed, "stop_token": stop_token}
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     if exit.confidence is None and exit.draft is None:
-        skip = {*skip, *_behind(model, exit.blocks)}
-        plain = stream_tokens(
-            model, tokens, max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, skip=skip, **options
-        )
-        return _counted(plain, statistics)
-    chooser = Chooser(model, tokens, sampling, **options)
+        behind = [number for pair in model.config.numbers[exit.blocks :] for number in pair if number is not None]
+        skip = {*skip, *behind}
+        return _counted(stream_tokens(model, tokens, max_new_tokens, skip=skip, **sampling, **options), statistics)
+    chooser = Chooser(model, tokens, Sampling(**sampling), **options)
     halves = _Halves(model, exit.blocks, tokens.shape[1] + max_new_tokens, frozenset(skip), statistics)
     if exit.draft is not None:
         return _speculate(halves, tokens, max_new_tokens, chooser, exit.draft)
     return _leave_when_sure(halves, tokens, max_new_tokens, chooser, exit.confidence or 0.0)
-
-
-def _behind(model: Decoder, blocks: int) -> list[int]:
-    """The sublayers behind the first `blocks` blocks."""
-    return [number for pair in model.config.numbers[blocks:] for number in pair if number is not None]
 
 
 def _counted(steps: Iterator[Tensor], statistics: ExitStatistics) -> Iterator[Tensor]:

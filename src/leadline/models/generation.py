@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from leadline.errors import LeadlineError, UsageError
-from leadline.models.cache import KVCache
 from leadline.models.decoder import Decoder
+from leadline.models.layers import KVCache
 
 LONGEST = 1 << 31
 

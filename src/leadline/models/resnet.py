@@ -14,7 +14,6 @@ Shapes: B batch, C channels, H, W height and width.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Collection
 from pathlib import Path
@@ -24,9 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leadline.config import from_dict
+from leadline.config import check_choices, from_dict
 from leadline.errors import LeadlineError, UsageError
 from leadline.files import check_sum
+from leadline.models.layers import generator_for
 from leadline.models.saving import CONFIG, read_weights, write_model
 from leadline.reading import read_json
 from leadline.sharded import whole_tensors
@@ -62,8 +62,7 @@ class ResNetConfig:
                 raise UsageError(f"{name}={value} is too small; it can be 1 or more")
         if not self.layers or any(count < 1 for count in self.layers):
             raise UsageError(f"layers={self.layers} needs a stage, and a block in each; (3, 4, 6, 3) is ResNet-50's")
-        if self.stem not in ("imagenet", "small"):
-            raise UsageError(f"stem={self.stem!r} is not known; imagenet and small work")
+        check_choices(self)
 
     @property
     def blocks(self) -> int:
@@ -148,15 +147,14 @@ class ResNet(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, nn.Conv2d):
                 fan_out = module.out_channels * module.kernel_size[0] * module.kernel_size[1]
-                draw = torch.empty(module.weight.shape).normal_(
-                    0.0, math.sqrt(2 / fan_out), generator=_random(seed, name)
-                )
+                generator = generator_for(f"{seed}:{name}")
+                draw = torch.empty(module.weight.shape).normal_(0.0, math.sqrt(2 / fan_out), generator=generator)
                 module.weight.copy_(draw)
             elif isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()
         bound = 1 / math.sqrt(self.fc.in_features)
         for name, parameter in self.fc.named_parameters():
-            draw = torch.empty(parameter.shape).uniform_(-bound, bound, generator=_random(seed, f"fc.{name}"))
+            draw = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator_for(f"{seed}:fc.{name}"))
             parameter.copy_(draw)
         if self.config.zero_init_residual:
             for block in self.blocks():
@@ -258,9 +256,3 @@ def count_forward_flops(config: ResNetConfig, size: int) -> int:
 
 def _halved(side: int) -> int:
     return -(-side // 2)
-
-
-def _random(seed: int, name: str) -> torch.Generator:
-    """A generator for the weight of that name."""
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -12,8 +12,9 @@ import dataclasses
 from collections.abc import Collection
 
 from leadline.errors import UsageError
-from leadline.models.config import CutConfig, DecoderConfig, LayerConfig, RepeatConfig
+from leadline.models.config import CutConfig, DecoderConfig
 from leadline.models.decoder import Decoder
+from leadline.models.layers import renumbered
 
 
 def cut(model: Decoder, sublayers: Collection[int], *, copy: bool = True) -> Decoder:
@@ -34,13 +35,13 @@ def cut(model: Decoder, sublayers: Collection[int], *, copy: bool = True) -> Dec
     kept = kept_blocks(model.config, sublayers)
     smaller = Decoder(config, device="meta", dtype=model.embed.weight.dtype)
     values = model.state_dict()
-    wanted = {name: values[_name_before(name, kept)].detach() for name in smaller.state_dict()}
+    wanted = {name: values[renumbered(name, kept)].detach() for name in smaller.state_dict()}
     if copy:
         wanted = {name: value.clone() for name, value in wanted.items()}
     smaller.load_state_dict(wanted, assign=True)
     before = dict(model.named_parameters())
     for name, parameter in smaller.named_parameters():
-        parameter.requires_grad_(before[_name_before(name, kept)].requires_grad)
+        parameter.requires_grad_(before[renumbered(name, kept)].requires_grad)
     smaller.recompute, smaller.prefetch, smaller.folded = model.recompute, model.prefetch, model.folded
     return smaller.train(model.training)
 
@@ -56,12 +57,13 @@ def cut_config(config: DecoderConfig, sublayers: Collection[int]) -> DecoderConf
         )
         for layer, (attention, mlp) in zip(config.layers, config.numbers[: len(config.layers)], strict=True)
     ]
+    repeats = sum(1 for layer in left[-config.repeat.last :] if layer.sublayers) if config.repeat else 0
     places = tuple(place for number, place in enumerate(config.places) if number not in gone)
     whole = places == tuple(range(config.built_for))
     return dataclasses.replace(
         config,
         layers=tuple(layer for layer in left if layer.sublayers),
-        repeat=_repeat_left(config, left),
+        repeat=dataclasses.replace(config.repeat, last=repeats) if config.repeat and repeats else None,
         cut=None if whole else CutConfig(built_for=config.built_for, places=places),
     )
 
@@ -104,20 +106,3 @@ def _checked(config: DecoderConfig, sublayers: Collection[int]) -> frozenset[int
                     f"{', '.join(map(str, sorted(shared)))} can only be cut together (skip= leaves out one alone)"
                 )
     return gone
-
-
-def _repeat_left(config: DecoderConfig, left: list[LayerConfig]) -> RepeatConfig | None:
-    """What still repeats: the repeated layers that keep something."""
-    if config.repeat is None:
-        return None
-    last = sum(1 for layer in left[-config.repeat.last :] if layer.sublayers)
-    return dataclasses.replace(config.repeat, last=last) if last else None
-
-
-def _name_before(name: str, kept: tuple[int, ...]) -> str:
-    """What a parameter of the smaller model is called in the whole one."""
-    home, _, rest = name.partition(".")
-    if home != "blocks":
-        return name
-    index, _, rest = rest.partition(".")
-    return f"blocks.{kept[int(index)]}.{rest}"

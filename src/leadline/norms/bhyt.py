@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from leadline.config import kind
+from leadline.config import check_choices, kind
 from leadline.errors import UsageError
-from leadline.norms.base import Device, Norm, NormConfig, Role, check_eps
+from leadline.norms.base import Norm, NormConfig, Place, check_eps, stands_aside
 from leadline.norms.standard import RMSNorm
 from leadline.ops.bounded_tanh import attention_gain, bounded_tanh, bounded_tanh_reuse
 
@@ -60,10 +60,7 @@ class BHyT(NormConfig):
         for name in ("lambda_attention", "lambda_mlp"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name}={getattr(self, name)} must be more than 0")
-        if self.gain_init not in ("one", "unit"):
-            raise UsageError(f"gain_init={self.gain_init!r} is not known; one and unit work")
-        if self.final not in ("rmsnorm", "bhyt"):
-            raise UsageError(f"final={self.final!r} is not known; rmsnorm and bhyt work")
+        check_choices(self)
         if self.with_mean and self.approximate:
             raise UsageError("with_mean=true needs approximate=false: the approximate form has no mean")
         if self.position_aware and not self.approximate:
@@ -74,13 +71,10 @@ class BHyT(NormConfig):
         """Chebyshev's κ: the share of values within κ deviations is at least `probability`."""
         return 1 / math.sqrt(1 - self.probability)
 
-    def make(self, dim: int, scale: float, role: Role, device: Device, dtype: torch.dtype | None) -> Norm:
-        if role == "query_key" or (role == "final" and self.final == "rmsnorm"):
-            return RMSNorm(eps=self.eps).make(dim, scale, role, device, dtype)
-        start = self.lambda_attention if role == "attention" else self.lambda_mlp
-        reuse = role == "mlp" and self.approximate
-        module = BoundedTanhReuse if reuse else BoundedTanhNorm
-        return module(dim, self, start, scale=scale, device=device, dtype=dtype)
+    def make(self, place: Place) -> Norm:
+        if stands_aside(self.final, place.role):
+            return RMSNorm(eps=self.eps).make(place)
+        return (BoundedTanhReuse if place.role == "mlp" and self.approximate else BoundedTanhNorm)(self, place)
 
 
 class BoundedTanhNorm(Norm):
@@ -89,33 +83,14 @@ class BoundedTanhNorm(Norm):
     gain: Tensor
     lam: Tensor
 
-    def __init__(
-        self,
-        dim: int,
-        config: BHyT,
-        lambda_start: float,
-        *,
-        scale: float = 1.0,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(scale)
-        self.eps = config.eps * scale**2
+    def __init__(self, config: BHyT, place: Place) -> None:
+        start = config.lambda_attention if place.role == "attention" else config.lambda_mlp
+        gain = config.kappa / start if config.gain_init == "unit" else 1.0
+        super().__init__(place, fixed=() if config.learn_lambda else ("lam",), gain=gain, lam=start)
+        self.eps = config.eps * place.scale**2
         self.kappa = config.kappa
         self.with_mean = config.with_mean
-        self.lambda_start = lambda_start
-        self.gain_start = self.kappa / lambda_start if config.gain_init == "unit" else 1.0
-        self.gain = nn.Parameter(torch.empty(dim, device=device, dtype=dtype))
-        lam = torch.empty(1, device=device, dtype=dtype)
-        if config.learn_lambda:
-            self.lam = nn.Parameter(lam)
-        else:
-            self.register_buffer("lam", lam)
-        BoundedTanhNorm.reset_parameters(self)
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.gain, self.gain_start)
-        nn.init.constant_(self.lam, self.lambda_start)
+        self.lambda_start = start
 
     def forward(self, x: Tensor) -> Tensor:
         return self.with_moment(x)[0]
@@ -140,23 +115,13 @@ class BoundedTanhReuse(BoundedTanhNorm):
     c: Tensor
     length: Tensor
 
-    def __init__(
-        self,
-        dim: int,
-        config: BHyT,
-        lambda_start: float,
-        *,
-        scale: float = 1.0,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(dim, config, lambda_start, scale=scale, device=device, dtype=dtype)
+    def __init__(self, config: BHyT, place: Place) -> None:
+        super().__init__(config, place)
         self.position_aware = config.position_aware
         self.gain_in_constant = config.gain_init == "unit"
-        self.register_buffer(
-            "c", torch.zeros(1, device=device, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
-        )
-        self.register_buffer("length", torch.zeros(1, device=device, dtype=torch.int64))
+        wide = torch.float64 if place.dtype == torch.float64 else torch.float32
+        self.register_buffer("c", torch.zeros(1, device=place.device, dtype=wide))
+        self.register_buffer("length", torch.zeros(1, device=place.device, dtype=torch.int64))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

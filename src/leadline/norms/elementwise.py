@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from leadline.config import kind
+from leadline.config import check_choices, kind
 from leadline.errors import UsageError
-from leadline.norms.base import Device, Norm, NormConfig, Role
+from leadline.norms.base import Norm, NormConfig, Place, stands_aside
 from leadline.norms.standard import RMSNorm
 from leadline.ops.precision import wide
 
@@ -51,16 +51,15 @@ class DyT(NormConfig):
     final: Literal["rmsnorm", "dyt"] = "rmsnorm"
 
     def __post_init__(self) -> None:
-        _check_final(self.final, "dyt")
+        check_choices(self)
         if self.alpha is not None and not self.alpha > 0:
             raise UsageError(f"alpha={self.alpha} must be more than 0, or None for the start by width")
 
-    def make(self, dim: int, scale: float, role: Role, device: Device, dtype: torch.dtype | None) -> Norm:
-        if role == "query_key" or (role == "final" and self.final == "rmsnorm"):
-            return RMSNorm().make(dim, scale, role, device, dtype)
-        attention, others = ALPHA_BY_WIDTH.get(dim, (ALPHA_OTHERWISE, ALPHA_OTHERWISE))
-        alpha = self.alpha or (attention if role == "attention" else others)
-        return DynamicTanh(dim, alpha, bias=self.bias, scale=scale, device=device, dtype=dtype)
+    def make(self, place: Place) -> Norm:
+        if stands_aside(self.final, place.role):
+            return RMSNorm().make(place)
+        attention, others = ALPHA_BY_WIDTH.get(place.dim, (ALPHA_OTHERWISE, ALPHA_OTHERWISE))
+        return DynamicTanh(place, self.alpha or (attention if place.role == "attention" else others), self.bias)
 
 
 @kind("derf")
@@ -82,41 +81,26 @@ class Derf(NormConfig):
     final: Literal["rmsnorm", "derf"] = "rmsnorm"
 
     def __post_init__(self) -> None:
-        _check_final(self.final, "derf")
+        check_choices(self)
         if not self.alpha > 0:
             raise UsageError(f"alpha={self.alpha} must be more than 0; the paper starts at 0.5")
 
-    def make(self, dim: int, scale: float, role: Role, device: Device, dtype: torch.dtype | None) -> Norm:
-        if role == "query_key" or (role == "final" and self.final == "rmsnorm"):
-            return RMSNorm().make(dim, scale, role, device, dtype)
-        return DynamicErf(dim, self.alpha, bias=self.bias, scale=scale, device=device, dtype=dtype)
+    def make(self, place: Place) -> Norm:
+        if stands_aside(self.final, place.role):
+            return RMSNorm().make(place)
+        return DynamicErf(place, self.alpha, self.bias, shift=0.0)
 
 
 class DynamicTanh(Norm):
     """The module of `DyT`: parameters `gain` (dim,), `alpha` (1,) and, with bias, `bias` (dim,)."""
 
-    def __init__(
-        self,
-        dim: int,
-        alpha: float,
-        *,
-        bias: bool = False,
-        scale: float = 1.0,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(scale)
-        self.alpha_start = alpha
-        self.gain = nn.Parameter(torch.empty(dim, device=device, dtype=dtype))
-        self.alpha = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(dim, device=device, dtype=dtype)) if bias else None
-        self.reset_parameters()
+    gain: nn.Parameter
+    alpha: nn.Parameter
+    bias: nn.Parameter | None
 
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.gain)
-        nn.init.constant_(self.alpha, self.alpha_start)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+    def __init__(self, place: Place, alpha: float, bias: bool, shift: float | None = None) -> None:
+        super().__init__(place, gain=1.0, alpha=alpha, bias=0.0 if bias else None, shift=shift)
+        self.alpha_start = alpha
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = wide(x.dtype)
@@ -135,28 +119,7 @@ class DynamicTanh(Norm):
 class DynamicErf(DynamicTanh):
     """The module of `Derf`: as `DynamicTanh`, with the parameter `shift` (1,) too."""
 
-    def __init__(
-        self,
-        dim: int,
-        alpha: float,
-        *,
-        bias: bool = True,
-        scale: float = 1.0,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(dim, alpha, bias=bias, scale=scale, device=device, dtype=dtype)
-        self.shift = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        if hasattr(self, "shift"):
-            nn.init.zeros_(self.shift)
+    shift: nn.Parameter
 
     def bound(self, u: Tensor) -> Tensor:
         return torch.erf(u + self.shift.to(u.dtype))
-
-
-def _check_final(final: str, own: str) -> None:
-    if final not in ("rmsnorm", own):
-        raise UsageError(f"final={final!r} is not known; rmsnorm and {own} work")

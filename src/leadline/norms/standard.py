@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leadline.config import kind
-from leadline.norms.base import Device, Norm, NormConfig, Role, check_eps
+from leadline.norms.base import Norm, NormConfig, Place, check_eps
 from leadline.ops.next_norm import NextNorm
 from leadline.ops.precision import wide
 
@@ -30,32 +29,19 @@ class RMSNorm(NormConfig):
     def __post_init__(self) -> None:
         check_eps(self.eps)
 
-    def make(self, dim: int, scale: float, role: Role, device: Device, dtype: torch.dtype | None) -> RootMeanSquareNorm:
-        return RootMeanSquareNorm(dim, self.eps, gain=self.gain, scale=scale, device=device, dtype=dtype)
+    def make(self, place: Place) -> RootMeanSquareNorm:
+        return RootMeanSquareNorm(self, place)
 
 
 class RootMeanSquareNorm(Norm):
     """The module of `RMSNorm`: parameter `gain` (dim,), or none."""
 
-    def __init__(
-        self,
-        dim: int,
-        eps: float,
-        *,
-        gain: bool = True,
-        scale: float = 1.0,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(scale)
-        self.dim = dim
-        self.eps = eps * scale**2
-        self.gain = nn.Parameter(torch.empty(dim, device=device, dtype=dtype)) if gain else None
-        self.reset_parameters()
+    gain: nn.Parameter | None
 
-    def reset_parameters(self) -> None:
-        if self.gain is not None:
-            nn.init.ones_(self.gain)
+    def __init__(self, config: RMSNorm, place: Place) -> None:
+        super().__init__(place, gain=1.0 if config.gain else None)
+        self.dim = place.dim
+        self.eps = config.eps * place.scale**2
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = wide(x.dtype)
@@ -89,34 +75,20 @@ class LayerNorm(NormConfig):
     def __post_init__(self) -> None:
         check_eps(self.eps)
 
-    def make(self, dim: int, scale: float, role: Role, device: Device, dtype: torch.dtype | None) -> MeanVarianceNorm:
-        return MeanVarianceNorm(dim, self.eps, bias=self.bias, scale=scale, device=device, dtype=dtype)
+    def make(self, place: Place) -> MeanVarianceNorm:
+        return MeanVarianceNorm(self, place)
 
 
 class MeanVarianceNorm(Norm):
     """The module of `LayerNorm`: parameters `gain` (dim,) and, with bias, `bias` (dim,)."""
 
-    def __init__(
-        self,
-        dim: int,
-        eps: float,
-        *,
-        bias: bool = False,
-        scale: float = 1.0,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(scale)
-        self.dim = dim
-        self.eps = eps * scale**2
-        self.gain = nn.Parameter(torch.empty(dim, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(dim, device=device, dtype=dtype)) if bias else None
-        self.reset_parameters()
+    gain: nn.Parameter
+    bias: nn.Parameter | None
 
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.gain)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+    def __init__(self, config: LayerNorm, place: Place) -> None:
+        super().__init__(place, gain=1.0, bias=0.0 if config.bias else None)
+        self.dim = place.dim
+        self.eps = config.eps * place.scale**2
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = wide(x.dtype)
@@ -132,8 +104,8 @@ class MeanVarianceNorm(Norm):
 class NoNorm(NormConfig):
     """No norm here: the input passes unchanged. For Post-LN and DeepNorm, whose connection normalises."""
 
-    def make(self, dim: int, scale: float, role: Role, device: Device, dtype: torch.dtype | None) -> Identity:
-        return Identity(scale)
+    def make(self, place: Place) -> Identity:
+        return Identity(place)
 
 
 class Identity(Norm):

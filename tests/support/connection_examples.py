@@ -1,6 +1,6 @@
-"""An example of every connection and of every variant of one, by name. The registry-wide tests run over all of them.
+"""An example of every connection and of every variant of one, by name: what the tests over all connections run over.
 
-A new connection adds its examples here, and the tests, the export and the pipeline pick it up.
+A new connection adds its examples here, and those tests pick it up.
 """
 
 from __future__ import annotations
