@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import leadline
 from leadline.report import svg
-from leadline.report.lines import Axis, LinePicture, Panel, Series
+from leadline.report.lines import Axis, LinePicture, Panel
+from leadline.report.over_blocks import series
 from leadline.report.page import Entry, Page
 from leadline.report.specs import Specs
 from leadline.report.words import count, duration, fixed, memory, plain
@@ -27,12 +28,7 @@ def run_page(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> Page:
     entries = [Entry(index=0, name="held out", baseline=True), Entry(index=1, name="training")]
     columns = {"held out": "heldout_loss", "training": "loss"}
     lines = [
-        Series(
-            index=entry.index,
-            name=entry.name,
-            key=entry.short,
-            points=[(row["tokens"], row[key]) for row in rows if row.get(key := columns[entry.name]) is not None],
-        )
+        series(entry, [(row["tokens"], row[key]) for row in rows if row.get(key := columns[entry.name]) is not None])
         for entry in entries
     ]
     low, high = svg.limits([value for line in lines for value in line.values[len(line.values) // 10 :]])
