@@ -203,7 +203,9 @@ def _read_typed_dict(hint: Any, data: Any, where: str) -> Any:
 
 def _read_dataclass(cls: type, data: Any, where: str) -> Any:
     data = dict(_mapping(data, where))
-    name = data.pop("kind", None)
+    # What has a field of that name is of one kind alone.
+    own = dataclasses.is_dataclass(cls) and "kind" in [field.name for field in dataclasses.fields(cls)]
+    name = None if own else data.pop("kind", None)
     if name is not None:
         chosen = _KINDS.get(str(name))
         if chosen is None or not issubclass(chosen, cls):

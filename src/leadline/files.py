@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from leadline.errors import LeadlineError, UsageError
 
 SUMS = "checksums.json"
 CHUNK = 1 << 20
+T = TypeVar("T")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -102,6 +104,15 @@ def sync_folder(folder: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Writes UTF-8 text atomically."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def finite(value: T) -> T:
+    """The same data with None for NaN and infinity, which JSON does not have, and lists for tuples."""
+    if isinstance(value, dict):
+        return cast(T, {key: finite(entry) for key, entry in value.items()})
+    if isinstance(value, list | tuple):
+        return cast(T, [finite(entry) for entry in value])
+    return cast(T, None) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(path: Path, value: Any) -> None:

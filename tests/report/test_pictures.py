@@ -11,7 +11,7 @@ import pytest
 from html_structure import Structure
 from markupsafe import Markup
 
-from leadline.report import inside, matrices
+from leadline.report import inside
 from leadline.report.bars import Bar, bars
 from leadline.report.curves import Curve, Value, curves
 from leadline.report.lines import Panel
@@ -132,7 +132,7 @@ def test_panels_are_columns_of_their_own() -> None:
 def test_no_values_make_no_picture() -> None:
     nothing: Row = [None, None]
     assert lines(Panel(title="", series=[series(A, by_block(nothing))])) is None
-    assert matrices.triangles([(A, [nothing])], spec(bar="b")) is None
+    assert inside.triangles([(A, [nothing])], spec(bar="b")) is None
     assert scatter([Cloud(entry=A, points=[])], spec(x="x", y="y")) is None
     assert curves([Curve(entry=A, values=[Value(x=1.0, mean=None)])], spec(x="x", y="y")) is None
     assert bars([("row", [Bar(entry=A, value=None)])], spec(y="a", head="h")) is None
@@ -146,7 +146,7 @@ def test_no_values_make_no_picture() -> None:
 def test_triangles_share_their_colours_and_have_numbers() -> None:
     first: list[Row] = [[0.0, 0.2], [0.2, 0.0]]
     second: list[Row] = [[0.0, 0.4, 0.1], [0.4, 0.0, None], [0.1, None, 0.0]]
-    picture = matrices.triangles([(A, first), (B, second)], spec(bar="angle"))
+    picture = inside.triangles([(A, first), (B, second)], spec(bar="angle"))
     assert picture is not None
     assert picture.numbers is not None
     _, small, large = drawings(picture)

@@ -43,7 +43,7 @@ def run(arguments: Arguments) -> int:
     """Measures and prints what stands out. Returns 0, or 1 where one of several models failed."""
     from leadline.experiments.calls import probe
     from leadline.experiments.probe.report.findings import summary
-    from leadline.experiments.probe.report.values import ProbeValues
+    from leadline.experiments.probe.results import ProbeValues
     from leadline.files import write_json
 
     asked = ProbeConfig(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(ProbeConfig)})

@@ -14,8 +14,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from leadline.config import to_dict
 from leadline.errors import UsageError
 from leadline.experiments.outcomes import ExperimentResults, ProbeResults, PruneResults, TrainedRun
 
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
     from leadline.experiments.probe.config import ProbeConfig
     from leadline.experiments.pruning.options import PruneOptions
     from leadline.hub import OpenedModel
-    from leadline.sections import Checked
     from leadline.training import RunConfig
-
-C = TypeVar("C", bound="Checked")
 
 
 def train(config: RunConfig | str, out: Path | str, **options: Any) -> TrainedRun:
@@ -41,9 +39,7 @@ def train(config: RunConfig | str, out: Path | str, **options: Any) -> TrainedRu
     """
     from leadline.training import train
 
-    summary = train(config, out, **options)
-    values = {field.name: getattr(summary, field.name) for field in dataclasses.fields(summary)}
-    return TrainedRun(**values, out=Path(out))
+    return TrainedRun(**vars(train(config, out, **options)), out=Path(out))
 
 
 def compare(*designs: str, **options: Any) -> ExperimentResults:
@@ -56,7 +52,11 @@ def compare(*designs: str, **options: Any) -> ExperimentResults:
     """
     from leadline.experiments.compare.config import CompareConfig
 
-    return run_experiment(CompareConfig(designs=designs).replaced(**_paths(options)))
+    return run_experiment(_asked(CompareConfig(designs=designs), options))
+
+
+def _asked(config: ExperimentConfig, options: dict[str, Any]) -> ExperimentConfig:
+    return config.replaced(**{name: Path(value) if name == "out" else value for name, value in options.items()})
 
 
 def study(name: str, **options: Any) -> ExperimentResults:
@@ -67,11 +67,10 @@ def study(name: str, **options: Any) -> ExperimentResults:
     """
     from leadline.experiments.studies import EXPERIMENTS
 
-    for config, kind in EXPERIMENTS.items():
-        if kind.kind == name != "compare":
-            return run_experiment(config().replaced(**_paths(options)))
-    names = [kind.kind for kind in EXPERIMENTS.values() if kind.kind != "compare"]
-    raise UsageError(f"study {name!r} is not known; {', '.join(names)} work")
+    studies = {kind.kind: config for config, kind in EXPERIMENTS.items() if kind.kind != "compare"}
+    if name not in studies:
+        raise UsageError(f"study {name!r} is not known; {', '.join(studies)} work")
+    return run_experiment(_asked(studies[name](), options))
 
 
 def probe(
@@ -105,11 +104,10 @@ def probe(
     check_paths(named)
     usable_device(chosen.device)
     command = repeating(["probe", *(str(path_of(model)) for model in named)], chosen, out=out)
-    found = ProbeResults(probe_models(named, chosen, command=command, progress=progress), None)
-    if out is None:
-        return found
-    write_probe(found.content, Path(out))
-    return dataclasses.replace(found, out=Path(out))
+    found = probe_models(named, chosen, command=command, progress=progress)
+    if out is not None:
+        write_probe(found, Path(out))
+    return ProbeResults(to_dict(found), None if out is None else Path(out))
 
 
 def prune(
@@ -149,16 +147,12 @@ def run_experiment(config: ExperimentConfig, say: Callable[[str], None] = lambda
     """The experiment that a configuration asks for, run or resumed. Raises as `compare`."""
     from leadline.data import resolve
     from leadline.experiments import engine
-    from leadline.experiments.studies import experiment
+    from leadline.experiments.studies import EXPERIMENTS
 
-    found: Experiment[Any] = experiment(config, resolve(config.data.data), say)
+    kind: Any = EXPERIMENTS[type(config)]
+    found: Experiment[Any] = kind(config, resolve(config.data.data), say)
     content = engine.run(found, engine.command_of(found, config))
     return ExperimentResults(content, config.out, found.failed(content))
-
-
-def _paths(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with folders and files as paths."""
-    return {name: Path(value) if name == "out" else value for name, value in options.items()}
 
 
 __all__: Sequence[str] = ("compare", "probe", "prune", "run_experiment", "study", "train")

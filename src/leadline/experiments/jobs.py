@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol, TypedDict
+from typing import IO, Any, TypedDict
 
 from leadline.errors import LeadlineError
 from leadline.files import write_json
@@ -62,18 +62,26 @@ class Job:
         return all((self.folder / name).is_file() for name in ("summary.json", *self.files))
 
 
-class Display(Protocol):
-    """Shows how far the jobs are."""
+class Display:
+    """Shows how far the jobs are; by itself nothing."""
 
-    def started(self, job: Job) -> None: ...
+    def started(self, job: Job) -> None:
+        """A job has begun."""
 
-    def event(self, job: Job, event: dict[str, Any]) -> None: ...
+    def event(self, job: Job, event: dict[str, Any]) -> None:
+        """A worker has said something."""
 
-    def ended(self, job: Job, error: str | None) -> None: ...
+    def ended(self, job: Job, error: str | None) -> None:
+        """A job is over; `error` says why it failed."""
 
-    def tick(self) -> None: ...
+    def tick(self) -> None:
+        """Time has passed."""
 
-    def stopping(self) -> None: ...
+    def stopping(self) -> None:
+        """The jobs were interrupted."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
 
 
 def run_jobs(
@@ -148,7 +156,9 @@ class _Runner:
         busy = [worker.device for worker in self.running.values()]
         device = min(self.devices, key=busy.count, default=None)
         if device is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = self._visible(device)
+            # What CUDA calls the GPU of that number among those that this process sees.
+            seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+            environment["CUDA_VISIBLE_DEVICES"] = seen[int(device)] if int(device) < len(seen) else device
         log = open(job.folder / "worker.log", "a", encoding="utf-8")  # noqa: SIM115 (closed when the worker ends)
         # A session of its own: the terminal's Ctrl-C reaches us only, and we pass it on once.
         process = subprocess.Popen(
@@ -165,12 +175,6 @@ class _Runner:
         self.running[name] = _Running(job, process, log, device)
         threading.Thread(target=self._follow, args=(name, process), daemon=True).start()
         self.display.started(job)
-
-    @staticmethod
-    def _visible(device: str) -> str:
-        """What CUDA calls the GPU of that number among those that this process sees."""
-        seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-        return seen[int(device)] if int(device) < len(seen) else device
 
     def _check_there(self, job: Job) -> None:
         """Raises LeadlineError where the folder of the runs was removed, and its plan with it."""

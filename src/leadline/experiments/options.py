@@ -80,14 +80,17 @@ class Budget:
     config: Any
     preset: Preset
     shape: ShapeConfig
-    batch_size: int
-    context: int
     tokens: int
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence."""
+        return self.shape.context
 
     @property
     def batch_tokens(self) -> int:
         """Tokens of a step."""
-        return self.batch_size * self.context
+        return int(self.config.data.batch_size * self.context)
 
 
 def budget_of(config: ExperimentConfig, data: DataSet, *, tiny: int | None = None) -> Budget:
@@ -127,14 +130,7 @@ def budget_of(config: ExperimentConfig, data: DataSet, *, tiny: int | None = Non
         steps=None,
         seeds=",".join(map(str, (*config.seed_numbers, ""))),
     )
-    return Budget(
-        config=filled,
-        preset=preset,
-        shape=shape,
-        batch_size=batch_size,
-        context=shape.context,
-        tokens=tokens,
-    )
+    return Budget(config=filled, preset=preset, shape=shape, tokens=tokens)
 
 
 def chosen_devices(text: str | None, device: str = "auto") -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from leadline.training.records import Summary
 
@@ -19,20 +19,33 @@ COLUMNS = ("name", "status", "bits_per_byte", "difference", "tokens", "tokens_pe
 """Of the table of an experiment."""
 
 
-def framed(page: str) -> str:
-    """A whole page inside a notebook's."""
-    return f'<iframe srcdoc="{html.escape(page, quote=True)}" style="width:100%;height:70em;border:0"></iframe>'
+class Shown:
+    """What has a table and a page; in a notebook it shows the page."""
 
+    _index: ClassVar[str | list[str]]
+    """The columns that the rows of `to_pandas` go by."""
 
-def frame(rows: Rows, index: str | list[str]) -> pandas.DataFrame:
-    """Rows as a data frame. Raises ImportError where pandas isn't installed."""
-    import pandas
+    def page(self) -> str:
+        """The report, one HTML file."""
+        raise TypeError(f"{type(self).__name__} does not define page")
 
-    return pandas.DataFrame(rows).set_index(index)
+    def rows(self) -> Rows:
+        """The table."""
+        raise TypeError(f"{type(self).__name__} does not define rows")
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """`rows` as a data frame. Raises ImportError where pandas isn't installed."""
+        import pandas
+
+        return pandas.DataFrame(self.rows()).set_index(self._index)
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.page(), quote=True)
+        return f'<iframe srcdoc="{page}" style="width:100%;height:70em;border:0"></iframe>'
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(Shown):
     """What was found.
 
     Attributes:
@@ -43,28 +56,18 @@ class Results:
     content: dict[str, Any]
     out: Path | None
 
-    def page(self) -> str:
-        """The report, one HTML file."""
-        raise TypeError(f"{type(self).__name__} does not define page")
-
-    def rows(self) -> Rows:
-        """The table."""
-        raise TypeError(f"{type(self).__name__} does not define rows")
-
     def write(self, path: Path | str) -> None:
         """Writes the report to a file, whole or not at all."""
         from leadline.files import write_text
 
         write_text(Path(path), self.page())
 
-    def _repr_html_(self) -> str:
-        return framed(self.page())
-
 
 @dataclass(frozen=True)
 class ExperimentResults(Results):
     """Of a comparison or a study; `failed` says whether one of its runs failed."""
 
+    _index = "name"
     failed: bool = False
 
     @property
@@ -86,10 +89,6 @@ class ExperimentResults(Results):
             rows.append(row)
         return rows
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """`rows` as a data frame, by the arms' names."""
-        return frame(self.rows(), "name")
-
     def page(self) -> str:
         """The report as it was written."""
         assert self.out is not None
@@ -100,9 +99,11 @@ class ExperimentResults(Results):
 class ProbeResults(Results):
     """Of one model or several that were probed."""
 
+    _index: ClassVar[str | list[str]] = ["model", "block"]
+
     def rows(self) -> Rows:
         """A row for each block of each model: importance with its interval, Block Influence, gradient shares, size."""
-        from leadline.experiments.probe.report.values import ProbeValues
+        from leadline.experiments.probe.results import ProbeValues
 
         rows = []
         for model in ProbeValues.read(self.content).measured:
@@ -121,10 +122,6 @@ class ProbeResults(Results):
                 rows.append({"model": model.name, "block": block, **values})
         return rows
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """`rows` as a data frame, by model and block."""
-        return frame(self.rows(), ["model", "block"])
-
     def page(self) -> str:
         """The report."""
         from leadline.experiments.probe.report import report_of
@@ -136,16 +133,14 @@ class ProbeResults(Results):
 class PruneResults(Results):
     """Of one model that was pruned, or, where `out` is None, evaluated with the units skipped."""
 
+    _index = "unit"
+
     def rows(self) -> Rows:
         """A row for each unit: its score, and whether it was cut."""
         scores: Mapping[str, float] = self.content["scores"] or {}
         cut, kept = self.content["cut"], self.content["kept"]
         names = list(scores) or sorted([*cut, *kept], key=lambda unit: float(unit.partition(".")[0]))
         return [{"unit": name, "score": scores.get(name), "cut": name in cut} for name in names]
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """`rows` as a data frame, by unit."""
-        return frame(self.rows(), "unit")
 
     def page(self) -> str:
         """A page with the quality before and after, and every unit's score."""
@@ -156,24 +151,24 @@ class PruneResults(Results):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedRun(Summary):
+class TrainedRun(Summary, Shown):
     """A finished run: its summary, and `out`, its folder."""
 
+    _index = "step"
     out: Path
 
     def rows(self) -> Rows:
         """A row for each step: loss, learning rate, gradient norm, speed; held-out losses where it was evaluated."""
         from leadline.training.records import EVALS, STEPS
 
-        steps, evaluations = ([json.loads(line) for line in self._lines(name)] for name in (STEPS, EVALS))
+        steps, evaluations = (
+            [json.loads(line) for line in (self.out / name).read_text(encoding="utf-8").splitlines()]
+            for name in (STEPS, EVALS)
+        )
         heldout = {
             one["step"]: {"heldout_loss": one["loss"], "bits_per_byte": one["bits_per_byte"]} for one in evaluations
         }
         return [{**one, **heldout.get(one["step"], {})} for one in steps]
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """`rows` as a data frame, by step."""
-        return frame(self.rows(), "step")
 
     def page(self) -> str:
         """A page with the learning curve and the summary."""
@@ -181,9 +176,3 @@ class TrainedRun(Summary):
         from leadline.report.page import render
 
         return render(run_page(self, self.rows()))
-
-    def _repr_html_(self) -> str:
-        return framed(self.page())
-
-    def _lines(self, name: str) -> list[str]:
-        return (self.out / name).read_text(encoding="utf-8").splitlines()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from leadline.experiments.jobs import Job
+from leadline.experiments.jobs import Display, Job
 from leadline.progress import verbosity
 from leadline.report.words import duration, percent
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 PLAIN_SECONDS = 5.0
+STOPPING = "interrupted: the runs save; the same command continues where they were"
 TRAINING_SHARE = 0.93
 """Of a run's time, by experience; the rest is starting and measuring along depth."""
 
@@ -30,7 +30,6 @@ class _State:
     share: float = 0.0
     loss: float | None = None
     speed: float | None = None
-    error: str | None = None
     measuring: float | None = None
     """Since when it measures, which moves no share."""
 
@@ -66,7 +65,7 @@ class Tracker:
 
     def ended(self, job: Job, error: str | None) -> None:
         state = self.states[job.folder.name]
-        state.ended, state.error = self.clock(), error
+        state.ended = self.clock()
         if error is None:
             state.share = 1.0
 
@@ -117,16 +116,11 @@ class Tracker:
         return done / seconds if done > 0 and seconds > 0 else None
 
 
-class PlainDisplay:
-    """Lines of text: starts and ends at once, progress at most every few seconds."""
+class _Tracked(Display):
+    """A display of what a tracker knows."""
 
-    def __init__(self, tracker: Tracker, stream: TextIO | None = None, every: float = PLAIN_SECONDS) -> None:
+    def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
-        self.stream = stream or sys.stderr
-        self.every = every
-        self._last = tracker.clock()
-        if tracker.skipped:
-            self._say(f"{tracker.skipped} of {tracker.total} runs are done already")
 
     def started(self, job: Job) -> None:
         self.tracker.started(job)
@@ -134,6 +128,18 @@ class PlainDisplay:
     def event(self, job: Job, event: dict[str, Any]) -> None:
         self.tracker.event(job, event)
         self.tick()
+
+
+class PlainDisplay(_Tracked):
+    """Lines of text: starts and ends at once, progress at most every few seconds."""
+
+    def __init__(self, tracker: Tracker, stream: TextIO | None = None, every: float = PLAIN_SECONDS) -> None:
+        super().__init__(tracker)
+        self.stream = stream or sys.stderr
+        self.every = every
+        self._last = tracker.clock()
+        if tracker.skipped:
+            self._say(f"{tracker.skipped} of {tracker.total} runs are done already")
 
     def ended(self, job: Job, error: str | None) -> None:
         self.tracker.ended(job, error)
@@ -150,31 +156,22 @@ class PlainDisplay:
         self._say(f"[{self.tracker.finished}/{self.tracker.total}] {running}; time left {left}")
 
     def stopping(self) -> None:
-        self._say("interrupted: the runs save; the same command continues where they were")
-
-    def close(self) -> None:
-        """Nothing is open."""
+        self._say(STOPPING)
 
     def _say(self, line: str) -> None:
         print(line, file=self.stream, flush=True)
 
 
-class LiveDisplay:
+class LiveDisplay(_Tracked):
     """A table that is redrawn twice a second, on a terminal."""
 
     def __init__(self, tracker: Tracker, console: Console | None = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self.tracker = tracker
+        super().__init__(tracker)
         self._live = Live(console=console or Console(stderr=True), refresh_per_second=2, get_renderable=self._draw)
         self._live.start()
-
-    def started(self, job: Job) -> None:
-        self.tracker.started(job)
-
-    def event(self, job: Job, event: dict[str, Any]) -> None:
-        self.tracker.event(job, event)
 
     def ended(self, job: Job, error: str | None) -> None:
         from rich.text import Text
@@ -183,11 +180,8 @@ class LiveDisplay:
         if error is not None:
             self._live.console.print(Text(f"{job.label} failed: {error}", style="red"))
 
-    def tick(self) -> None:
-        """The table draws itself."""
-
     def stopping(self) -> None:
-        self._live.console.print("interrupted: the runs save; the same command continues where they were")
+        self._live.console.print(STOPPING)
 
     def close(self) -> None:
         self._live.stop()
@@ -207,11 +201,11 @@ class LiveDisplay:
         return table
 
 
-def display_for(jobs: Sequence[Job], slots: int) -> PlainDisplay | LiveDisplay:
+def display_for(jobs: Sequence[Job], slots: int) -> Display:
     """The display that suits the standard error stream."""
-    tracker = Tracker(jobs, slots)
     if verbosity() < 0:
-        return PlainDisplay(tracker, io.StringIO())
+        return Display()
+    tracker = Tracker(jobs, slots)
     return LiveDisplay(tracker) if sys.stderr.isatty() else PlainDisplay(tracker)
 
 

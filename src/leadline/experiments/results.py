@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from leadline.experiments.machine import describe_machine
 from leadline.experiments.statistics import Difference
-from leadline.files import write_json, write_text
+from leadline.files import finite, write_json, write_text
 from leadline.report.page import Tone, Verdict
 from leadline.report.words import count, listed, memory
 
@@ -69,8 +68,7 @@ class Judged:
 
 def judged(results: dict[str, Any], found: Judged) -> dict[str, Any]:
     """The content of `results.json` with the verdict."""
-    plain: dict[str, Any] = finite({**results, **asdict(found)})
-    return plain
+    return finite({**results, **asdict(found)})
 
 
 def opening(kind: str, command: str, data: DataSet, seeds: Sequence[int]) -> dict[str, Any]:
@@ -120,17 +118,6 @@ def write(results: dict[str, Any], page: str, out: Path) -> None:
     """Writes `results.json` and `report.html` into an experiment's folder, each whole or not at all."""
     write_json(out / "results.json", results)
     write_text(out / "report.html", page)
-
-
-def finite(value: Any) -> Any:
-    """The same data with None for NaN and infinity, which JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(entry) for entry in value]
-    return value
 
 
 def difference_as_data(found: Difference | None) -> dict[str, Any] | None:

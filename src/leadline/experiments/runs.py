@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from leadline.training.records import (
 )
 
 CURVE_POINTS = 200
+T = TypeVar("T")
 
 
 Table = list[Shares | None]
@@ -41,15 +42,19 @@ class Probes(TypedDict):
     """The content of `probes.json`: see `leadline.probes.measure`."""
 
     tokens: int
+    block_output_rms: Shares
     read_rms: Shares
     output_rms: Shares
-    block_output_rms: Shares
     removal: Shares
     angular_distance: Table
     depth_weights: Table | None
     gates: Table | None
     stream_diversity: Shares | None
     mixing: list[Table | None] | None
+
+
+DEPTH = [name for name in Probes.__annotations__ if name != "tokens"]
+"""The measurements along depth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,29 +159,32 @@ def measured(runs: Sequence[RunResult], *, depth: bool = True) -> dict[str, Any]
         "loss": _over_seeds(runs, "loss"),
         "bits_per_byte": _over_seeds(runs, "bits_per_byte"),
         "tokens_per_second": _speed(finished),
-        "peak_memory_bytes": _summary(finished, "peak_memory_bytes", max),
-        "seconds": _summary(finished, "seconds", _mean),
+        "peak_memory_bytes": max((run.summary.peak_memory_bytes for run in finished if run.summary), default=None),
+        "seconds": mean_of([run.value("seconds") for run in finished]),
         "curve": _curve(finished) if finished else None,
         **({"depth": _depth(finished) if finished else None} if depth else {}),
     }
 
 
 def against(
-    baseline: str,
-    runs: Mapping[str, Sequence[RunResult]],
-    seeds: Sequence[int],
-    sequences: Mapping[str, Mapping[int, NDArray[np.float64]]] | None = None,
+    baseline: str, runs: Mapping[str, Sequence[RunResult]], seeds: Sequence[int], sequence_unit: float | None = None
 ) -> dict[str, Difference]:
-    """Every other arm minus the baseline in bits per byte, by pairs of the same seed; see `statistics.differences`."""
-    by_seed = {
-        name: {
-            seed: bits
-            for seed, run in zip(seeds, of_arm, strict=True)
-            if (bits := run.value("bits_per_byte")) is not None
+    """Every other arm minus the baseline in bits per byte, by pairs of the same seed; see `statistics.differences`.
+
+    Args:
+        sequence_unit: bits per byte of a nat a token, to take the held-out sequences into account.
+    """
+
+    def by_seed(value: Callable[[RunResult], T | None]) -> dict[str, dict[int, T]]:
+        return {
+            name: {seed: v for seed, run in zip(seeds, of_arm, strict=True) if (v := value(run)) is not None}
+            for name, of_arm in runs.items()
         }
-        for name, of_arm in runs.items()
-    }
-    return differences(by_seed, baseline, sequences)
+
+    def sequences(run: RunResult) -> NDArray[np.float64] | None:
+        return None if run.sequences is None or sequence_unit is None else sequence_unit * run.sequences
+
+    return differences(by_seed(lambda run: run.value("bits_per_byte")), baseline, by_seed(sequences))
 
 
 def mean_of(values: Sequence[Any]) -> Any:
@@ -211,14 +219,6 @@ def _over_seeds(runs: Sequence[RunResult], name: str) -> dict[str, Any] | None:
     return {"mean": over.mean, "low": over.low, "high": over.high, "values": values}
 
 
-def _summary(runs: Sequence[RunResult], name: str, combine: Callable[[list[float]], float]) -> float | int | None:
-    values = [value for run in runs if (value := run.value(name)) is not None]
-    if not values:
-        return None
-    combined = combine(values)
-    return int(combined) if name.endswith("_bytes") else combined
-
-
 def _speed(runs: Sequence[RunResult]) -> float | None:
     """The median over steps, and over seeds: what else the machine did for a while doesn't count."""
     speeds = []
@@ -233,44 +233,26 @@ def _speed(runs: Sequence[RunResult]) -> float | None:
 
 
 def _curve(runs: Sequence[RunResult]) -> dict[str, Any]:
-    by_tokens: dict[int, list[float]] = {}
-    for run in runs:
-        # A run that was continued may hold a step twice; the later line counts.
-        for at, bits in {row["tokens"]: row.get("bits_per_byte") for row in run.evaluations}.items():
-            if bits is not None:
-                by_tokens.setdefault(at, []).append(bits)
-    tokens = sorted(t for t, values in by_tokens.items() if len(values) == len(runs))
-    steps: dict[int, list[float]] = {}
-    for run in runs:
-        for count, loss in {row["tokens"]: row["loss"] for row in run.steps}.items():
-            steps.setdefault(count, []).append(loss)
-    train = [{"tokens": t, "loss": _mean(losses)} for t, losses in sorted(steps.items()) if len(losses) == len(runs)]
+    bits = _by_tokens([{row["tokens"]: row.get("bits_per_byte") for row in run.evaluations} for run in runs])
+    losses = _by_tokens([{row["tokens"]: row["loss"] for row in run.steps} for run in runs])
     return {
-        "tokens": tokens,
-        "bits_per_byte": [_mean(by_tokens[t]) for t in tokens],
-        "train_loss": thin(train),
+        "tokens": list(bits),
+        "bits_per_byte": list(bits.values()),
+        "train_loss": thin([{"tokens": tokens, "loss": loss} for tokens, loss in losses.items()]),
     }
 
 
+def _by_tokens(runs: Sequence[Mapping[int, float | None]]) -> dict[int, float]:
+    """The means at the numbers of tokens at which every run has a value, in order."""
+    shared = [tokens for tokens in runs[0] if all(run.get(tokens) is not None for run in runs)]
+    return {tokens: _mean([float(run[tokens] or 0.0) for run in runs]) for tokens in sorted(shared)}
+
+
 def _depth(runs: Sequence[RunResult]) -> dict[str, Any]:
-    names = (
-        "block_output_rms",
-        "read_rms",
-        "output_rms",
-        "removal",
-        "angular_distance",
-        "depth_weights",
-        "gates",
-        "stream_diversity",
-        "mixing",
-    )
-    depth = {name: mean_of([_probe(run, name) for run in runs]) for name in names}
+    probes: list[Mapping[str, Any]] = [{**run.probes} if run.probes else {} for run in runs]
+    depth = {name: mean_of([found.get(name) for found in probes]) for name in DEPTH}
     return {**depth, "gradient_share": mean_of([(run.gradient or {}).get("share") for run in runs])}
 
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def _probe(run: RunResult, name: str) -> Any:
-    return None if run.probes is None else {**run.probes}[name]

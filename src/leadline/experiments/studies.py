@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leadline.experiments.cascade.config import CascadeConfig
 from leadline.experiments.cascade.experiment import Cascade
 from leadline.experiments.compare.config import CompareConfig
 from leadline.experiments.compare.experiment import Compare
-from leadline.experiments.engine import Experiment, Say
+from leadline.experiments.engine import Experiment
 from leadline.experiments.gradient_fan_in.config import GfaConfig
 from leadline.experiments.gradient_fan_in.experiment import GradientFanIn
 from leadline.experiments.options import ExperimentConfig
 from leadline.experiments.pruning.config import PruningConfig
 from leadline.experiments.pruning.experiment import Pruning
-
-if TYPE_CHECKING:
-    from leadline.data import DataSet
 
 EXPERIMENTS: dict[type[ExperimentConfig], type[Experiment[Any]]] = {
     CompareConfig: Compare,
@@ -24,8 +21,3 @@ EXPERIMENTS: dict[type[ExperimentConfig], type[Experiment[Any]]] = {
     CascadeConfig: Cascade,
     PruningConfig: Pruning,
 }
-
-
-def experiment(config: ExperimentConfig, data: DataSet, say: Say = lambda text: None) -> Experiment[Any]:
-    """The experiment that a configuration asks for, on opened data. Raises UsageError where an option doesn't work."""
-    return EXPERIMENTS[type(config)](config, data, say)  # type: ignore[arg-type]

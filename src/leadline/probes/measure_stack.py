@@ -75,11 +75,11 @@ constant, the ratio to an update of zero). "per sublayer" is a list for each blo
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from leadline.errors import UsageError, did_you_mean
+from leadline.files import finite
 from leadline.probes.ablation import ablation
 from leadline.probes.activations import Activations
 from leadline.probes.bhyt import bhyt
@@ -177,17 +177,7 @@ def measure_stack(
         **found,
         "fan_in": {"plain": fan_in(stack.blocks)},
     }
-    checked: dict[str, Any] = finite(plain)
-    return checked
-
-
-def finite(value: Any) -> Any:
-    """The same data with None for what is NaN or infinite, which JSON can't hold: a model that diverged has them."""
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return finite(plain)
 
 
 def _check(parts: Collection[str]) -> None:

@@ -31,11 +31,6 @@ class Bar:
     high: float | None = None
     expected: float | None = None
 
-    @property
-    def ends(self) -> tuple[float | None, ...]:
-        """All that has to fit into the picture."""
-        return self.value, self.low, self.high, self.expected
-
 
 Group = tuple[str, Sequence[Bar]]
 """The name of a row and its bars."""
@@ -56,15 +51,10 @@ def bars(
     kept = [(row, group) for row, group in kept if group]
     if not kept:
         return None
-    ends = [end for _, group in kept for bar in group for end in bar.ends if end is not None]
+    found = [(bar.value, bar.low, bar.high, bar.expected) for _, group in kept for bar in group]
+    ends = [end for of_bar in found for end in of_bar if end is not None]
     low, high = svg.limits([*ends, *([spec.rule[0]] if spec.rule else [])], zero=True)
-    drawn = _Drawing(
-        label=f"{spec.label}, for {listed([row for row, _ in kept])}.",
-        axis=Axis(label=spec.y, low=low, high=high),
-        groups=kept,
-        rule=spec.rule,
-        shown=shown,
-    )
+    drawn = _Drawing(spec, Axis(label=spec.y, low=low, high=high), kept, shown)
     entries = {bar.entry.index: bar.entry for _, group in groups for bar in group}
     numbers = Numbers(
         head=spec.head,
@@ -74,12 +64,11 @@ def bars(
     return spec.picture(drawn.draw(), numbers)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Drawing:
-    label: str
+    spec: PictureSpec
     axis: Axis
     groups: Sequence[Group]
-    rule: tuple[float, str] | None
     shown: Callable[[float | None], str]
 
     def draw(self) -> Markup:
@@ -89,7 +78,7 @@ class _Drawing:
     def _one(self, width: float, most: float, class_: str) -> Markup:
         left = min(max(len(row) for row, _ in self.groups) * _LETTER + 14, most)
         x = Scale(self.axis.low, self.axis.high, left, width - 16)
-        thick, top = 11.0, 22.0 if self.rule and self.rule[1] else 6.0
+        thick, top = 11.0, 22.0 if self.spec.rule and self.spec.rule[1] else 6.0
         y = top
         rows = []
         for row, group in self.groups:
@@ -102,7 +91,8 @@ class _Drawing:
         drawn = [*self._scale(x, top, y, left, width - 16), *rows]
         drawn.append(svg.line(x(0.0), top - 4, x(0.0), y, "zero"))
         drawn.append(svg.words(self.axis.label, left, y + 36, "axis-label"))
-        return svg.picture(width, y + 42, self.label, drawn, class_)
+        label = f"{self.spec.label}, for {listed([row for row, _ in self.groups])}."
+        return svg.picture(width, y + 42, label, drawn, class_)
 
     def _bar(self, bar: Bar, row: str, x: Scale, y: float, thick: float) -> Markup:
         value = bar.value or 0.0
@@ -120,9 +110,10 @@ class _Drawing:
         for value, text in self.axis.ticks(max(3, int((right - left) / 90))):
             drawn.append(svg.line(x(value), top - 4, x(value), bottom, "grid"))
             drawn.append(svg.words(text, x(value), bottom + 17, "tick", "middle"))
-        if self.rule:
-            drawn.append(svg.line(x(self.rule[0]), top - 6, x(self.rule[0]), bottom, "rule"))
-            drawn.append(svg.words(self.rule[1], x(self.rule[0]), 11.0, "rule-label", "middle"))
+        if self.spec.rule:
+            at, said = self.spec.rule
+            drawn.append(svg.line(x(at), top - 6, x(at), bottom, "rule"))
+            drawn.append(svg.words(said, x(at), 11.0, "rule-label", "middle"))
         return drawn
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from leadline.report import svg
-from leadline.report.lines import Axis, LinePicture, Panel
+from leadline.report.lines import Axis, LinePicture, Panel, Series, numbers_of
 from leadline.report.over_blocks import series
-from leadline.report.pictures import Entry, Numbers, Picture, PictureSpec
+from leadline.report.pictures import Entry, Picture, PictureSpec
 from leadline.report.words import listed, plain, significant
 
 
@@ -44,50 +44,35 @@ def curves(
         top: where the y axis ends; what lies above is marked on the edge.
         x_shown, y_shown: how values are written.
     """
-    kept = [(curve, [v for v in curve.values if _drawn(v, spec.log)]) for curve in found]
-    kept = [(curve, values) for curve, values in kept if values]
-    if not kept:
+    lines = [line for line in (_line(curve, spec.log) for curve in found) if line.values]
+    if not lines:
         return None
-    means = [v.mean for _, values in kept for v in values if v.mean is not None]
-    ends = [end for _, values in kept for v in values for end in (v.low, v.high) if end is not None]
-    low, high = svg.limits([*means, *ends, *([spec.rule[0]] if spec.rule else [])], log=spec.log)
+    everything = [value for line in lines for value in line.extent]
+    low, high = svg.limits([*everything, *([spec.rule[0]] if spec.rule else [])], log=spec.log)
     if top is not None and high > top > low:
         high = top
-    places = sorted({v.x for _, values in kept for v in values})
+    places = sorted({x for line in lines for x, _ in line.points})
     room = 0.02 * (places[-1] - places[0]) or 0.5
+    at = [(value, x_shown(value)) for value in places]
     picture = LinePicture(
-        label=f"{spec.label}, for {listed([curve.entry.name for curve, _ in kept])}.",
-        x=Axis(
-            label=spec.x, low=places[0] - room, high=places[-1] + room, at=[(value, x_shown(value)) for value in places]
-        ),
+        label=f"{spec.label}, for {listed([line.name for line in lines])}.",
+        x=Axis(label=spec.x, low=places[0] - room, high=places[-1] + room, at=at),
         y=Axis(label=spec.y, low=low, high=high, log=spec.log),
-        panels=[
-            Panel(
-                title="",
-                series=[
-                    series(
-                        curve.entry,
-                        [(v.x, v.mean) for v in values],
-                        [(v.x, v.low, v.high) for v in values if v.low is not None and v.high is not None],
-                    )
-                    for curve, values in kept
-                ],
-            )
-        ],
+        panels=[Panel(title="", series=lines)],
         rule=spec.rule,
         dots=True,
         tip=lambda who, at, value: f"{who} at {x_shown(at)}: {y_shown(value)}",
     )
-    return spec.picture(
-        picture.draw(),
-        Numbers(
-            head=spec.x,
-            columns=[curve.entry.name for curve in found],
-            rows=[
-                (x_shown(at), [_written(curve, at, y_shown) for curve in found])
-                for at in sorted({v.x for curve in found for v in curve.values})
-            ],
-        ),
+    return spec.picture(picture.draw(), numbers_of([_line(curve) for curve in found], spec.x, x_shown, y_shown))
+
+
+def _line(curve: Curve, positive: bool | None = None) -> Series:
+    """All values, or those that are drawn: on a logarithmic axis the `positive` ones."""
+    values = curve.values if positive is None else [value for value in curve.values if _drawn(value, positive)]
+    return series(
+        curve.entry,
+        [(v.x, v.mean) for v in values],
+        [(v.x, v.low, v.high) for v in values if v.low is not None and v.high is not None],
     )
 
 
@@ -95,12 +80,3 @@ def _drawn(value: Value, log: bool) -> bool:
     if value.mean is None:
         return False
     return not log or (value.mean > 0 and (value.low is None or value.low > 0))
-
-
-def _written(curve: Curve, at: float, shown: Callable[[float | None], str]) -> str:
-    value = next((v for v in curve.values if v.x == at), None)
-    if value is None or value.mean is None:
-        return shown(None)
-    if value.low is None or value.high is None:
-        return shown(value.mean)
-    return f"{shown(value.mean)} ({shown(value.low)} to {shown(value.high)})"

@@ -33,51 +33,39 @@ class Shades:
         found = max(values, default=0.0) if high is None else high
         return cls(high=found if found > 0 else 1.0, low=min([0.0, *values]), root=root)
 
-    def share(self, value: float) -> float:
-        part = min(max(value / self.high, 0.0), 1.0)
+    def share(self, value: float, end: float | None = None) -> float:
+        """The part of the way from zero to `end`, the highest value unless given, as colours have it."""
+        part = min(max(value / (end or self.high), 0.0), 1.0)
         return part**0.5 if self.root else part
 
     def class_(self, value: float) -> str:
         if value < 0 and self.low < 0:
-            part = min(value / self.low, 1.0)
-            part = part**0.5 if self.root else part
-            return f"b{round(part * (LEVELS_BELOW - 1))}"
+            return f"b{round(self.share(value, self.low) * (LEVELS_BELOW - 1))}"
         return f"h{round(self.share(value) * (LEVELS - 1))}"
-
-    def _ticks(self) -> list[float]:
-        if self.root:
-            return [0.0, *svg.ticks(self.high / 300, self.high, log=True, about=8)]
-        return svg.ticks(0.0, self.high, about=5)
 
     def bar(self, label: str) -> Markup:
         """The colour bar with its ticks."""
         width, left, height = 240.0, 4.0, 34.0
         below = self.low < 0
         middle = left + (width * 0.3 if below else 0.0)
-        drawn = []
         right = left + width
-        for i in range(LEVELS):
-            step = (right - middle) / LEVELS
-            drawn.append(tag("rect", x=middle + i * step, y=0, width=step + 0.4, height=11, class_=f"h{i}"))
+        step, step_below = (right - middle) / LEVELS, (middle - left) / LEVELS_BELOW
+        ramps = [(middle + i * step, step, f"h{i}") for i in range(LEVELS)]
         if below:
-            step = (middle - left) / LEVELS_BELOW
-            for i in range(LEVELS_BELOW):
-                drawn.append(tag("rect", x=middle - (i + 1) * step, y=0, width=step + 0.4, height=11, class_=f"b{i}"))
+            ramps += [(middle - (i + 1) * step_below, step_below, f"b{i}") for i in range(LEVELS_BELOW)]
+        drawn = [tag("rect", x=x, y=0, width=wide + 0.4, height=11, class_=class_) for x, wide, class_ in ramps]
+        if below:
             drawn.append(svg.words(plain(self.low, 2), left, 26.0, "tick"))
         last = middle - 99.0
-        for value in self._ticks():
+        logarithmic = [0.0, *svg.ticks(self.high / 300, self.high, log=True, about=8)] if self.root else []
+        for value in logarithmic or svg.ticks(0.0, self.high, about=5):
             at = middle + self.share(value) * (right - middle)
             if at - last >= 30 and at < right + 2:
-                drawn.append(
-                    svg.words(plain(value, 2), at, 26.0, "tick", "start" if value == 0 and not below else "middle")
-                )
+                anchor = "start" if value == 0 and not below else "middle"
+                drawn.append(svg.words(plain(value, 2), at, 26.0, "tick", anchor))
                 last = at
-        return tag(
-            "div",
-            tag("span", label),
-            svg.picture(width + 8, height, f"Colours: {label}", drawn, "bar"),
-            class_="colours",
-        )
+        bar = svg.picture(width + 8, height, f"Colours: {label}", drawn, "bar")
+        return tag("div", tag("span", label), bar, class_="colours")
 
 
 def cells(
@@ -87,8 +75,9 @@ def cells(
     drawn = []
     shared: dict[str, list[str]] = {}
     for i, one in enumerate(values):
-        for level, run in itertools.groupby(enumerate(one), lambda item: _level(shades, item[1])):
-            places = [j for j, _ in run]
+        levels = [None if value is None else shades.class_(value) for value in one]
+        for level, run in itertools.groupby(range(len(one)), levels.__getitem__):
+            places = list(run)
             if level is None:
                 continue
             if tip:
@@ -99,10 +88,6 @@ def cells(
                 shared.setdefault(level, []).append(f"M{places[0]} {i}h{len(places)}v1h-{len(places)}z")
     drawn += [tag("path", d="".join(outlines), class_=level) for level, outlines in sorted(shared.items())]
     return svg.group(drawn, class_="cells", transform=f"translate({x:.5g} {y:.5g}) scale({width:.5g} {height:.5g})")
-
-
-def _level(shades: Shades, value: float | None) -> str | None:
-    return None if value is None else shades.class_(value)
 
 
 def triangle(values: Sequence[Row], shades: Shades, label: str, tip: Tip | None) -> Markup:

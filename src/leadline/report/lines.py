@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
 from leadline.report import svg
+from leadline.report.pictures import Numbers
 from leadline.report.svg import Scale, tag
 from leadline.report.words import plain, shortened
 
 COLUMNS = 3
 """Panels side by side on a wide page; more go on in the next row."""
+GAP = 22.0
+"""Between panels side by side."""
 
 Point = tuple[float, float | None]
 Band = Sequence[tuple[float, float, float]]
@@ -41,6 +45,43 @@ class Series:
     @property
     def values(self) -> list[float]:
         return [y for _, y in self.points if y is not None]
+
+    @property
+    def extent(self) -> list[float]:
+        """The values and the ends of the band."""
+        return self.values + [end for _, *ends in self.band for end in ends]
+
+
+def numbers_of(
+    lines: Sequence[Series],
+    head: str,
+    place: Callable[[float], str],
+    shown: Callable[[float | None], str],
+    columns: Sequence[str] | None = None,
+) -> Numbers:
+    """The values of lines within the ends of their bands: a row for every x.
+
+    Args:
+        head: what the rows are.
+        place, shown: how an x and a value are written.
+        columns: what the lines are called, where not by their names.
+    """
+    at = [(dict(line.points), {x: ends for x, *ends in line.band}) for line in lines]
+
+    def cell(values: Mapping[float, float | None], bands: Mapping[float, Sequence[float]], x: float) -> str:
+        value = values.get(x)
+        if value is None or x not in bands:
+            return shown(value)
+        return f"{shown(value)} ({' to '.join(map(shown, bands[x]))})"
+
+    return Numbers(
+        head=head,
+        columns=[line.name for line in lines] if columns is None else columns,
+        rows=[
+            (place(x), [cell(values, bands, x) for values, bands in at])
+            for x in sorted({x for values, _ in at for x in values})
+        ],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,51 +137,37 @@ class LinePicture:
 
     def draw(self) -> Markup:
         """Both drawings; the page shows the one that fits."""
-        return self._wide() + self._narrow()
-
-    def _wide(self) -> Markup:
-        titled = any(p.title for p in self.panels)
-        width, gap, top = 800.0, 22.0, 42.0 if titled else 26.0
+        top = 40.0 if any(p.title for p in self.panels) else 24.0
         columns = min(len(self.panels), COLUMNS)
-        tall = 360.0 - 44.0 - top if columns == len(self.panels) else 150.0
+        tall = 314.0 - top if columns == len(self.panels) else 150.0
         longest = max((len(shortened(s.name, 24)) for p in self.panels for s in p.series), default=0)
-        left, right = 54.0, 34.0 + 6.9 * longest if self.named else 8.0
-        each = (width - left - right - gap * (columns - 1)) / columns
-        drawn = []
-        height = top
-        for i, panel in enumerate(self.panels):
-            row, column = divmod(i, columns)
-            start, above = left + column * (each + gap), top + row * (tall + 48.0)
-            height = above + tall + 44.0
-            last = column == columns - 1 or panel is self.panels[-1]
-            drawn.append(self._panel(panel, Frame(start, start + each, above, above + tall, True, column == 0, last)))
-        drawn.append(svg.words(self.y.label, 0.0, 13.0, "axis-label"))
-        drawn.append(svg.words(self.x.label, left, height - 6.0, "axis-label"))
-        return svg.picture(width, height, self.label, drawn, "wide")
+        right = 34.0 + 6.9 * longest if self.named else 8.0
+        wide = self._drawing(Layout("wide", 800.0, 54.0, right, top + 2, tall, 48.0, columns))
+        return wide + self._drawing(Layout("narrow", 360.0, 40.0, 26.0, top, 208.0, 36.0, 1))
 
-    def _narrow(self) -> Markup:
-        titled = any(p.title for p in self.panels)
-        width, each, top, foot = 360.0, 208.0, 40.0 if titled else 24.0, 44.0
-        block = each + (36.0 if len(self.panels) > 1 else 12.0)
-        height = top + block * len(self.panels) - (block - each) + foot
+    def _drawing(self, page: Layout) -> Markup:
+        each = (page.width - page.left - page.right - GAP * (page.columns - 1)) / page.columns
+        wide, height = page.class_ == "wide", page.top
         drawn = []
         for i, panel in enumerate(self.panels):
-            start = top + i * block
-            last = i == len(self.panels) - 1
-            drawn.append(
-                self._panel(panel, Frame(40.0, width - 26.0, start, start + each, wide=False, first=True, last=last))
-            )
-        drawn.append(svg.words(self.y.label, 0.0, 12.0, "axis-label"))
-        drawn.append(svg.words(self.x.label, 40.0, height - 6.0, "axis-label"))
-        return svg.picture(width, height, self.label, drawn, "narrow")
+            row, column = divmod(i, page.columns)
+            start, above = page.left + column * (each + GAP), page.top + row * (page.tall + page.between)
+            height = above + page.tall + 44.0
+            last = panel is self.panels[-1] or (wide and column == page.columns - 1)
+            frame = Frame(start, start + each, above, above + page.tall, wide, column == 0, last)
+            drawn.append(self._panel(panel, frame))
+        drawn.append(svg.words(self.y.label, 0.0, 13.0 if wide else 12.0, "axis-label"))
+        drawn.append(svg.words(self.x.label, page.left, height - 6.0, "axis-label"))
+        return svg.picture(page.width, height, self.label, drawn, page.class_)
 
     def _panel(self, panel: Panel, frame: Frame) -> Markup:
         x = self.x.scale(frame.left, frame.right)
         y = self.y.scale(frame.bottom, frame.top)
-        drawn = [*self._grid(panel, frame, x, y)]
+        drawn = self._grid(panel, frame, x, y)
         lines = sorted(panel.series, key=lambda s: -s.index)
         drawn += [_series(s, x, y, frame, self) for s in lines if s.values]
-        drawn.append(self._rule_label(frame, y))
+        if self.rule and self.rule[1] and self.y.low <= self.rule[0] <= self.y.high:
+            drawn.append(svg.words(self.rule[1], frame.right - 6, y(self.rule[0]) - 6, "rule-label", "end"))
         if self.named:
             drawn.append(_end_labels(panel.series, x, y, frame))
         return svg.group(drawn)
@@ -165,10 +192,19 @@ class LinePicture:
             drawn.append(svg.words(panel.title, frame.left, frame.top - 9, "panel-title"))
         return drawn
 
-    def _rule_label(self, frame: Frame, y: Scale) -> Markup:
-        if not self.rule or not self.rule[1] or not self.y.low <= self.rule[0] <= self.y.high:
-            return Markup("")
-        return svg.words(self.rule[1], frame.right - 6, y(self.rule[0]) - 6, "rule-label", "end")
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the panels of a drawing lie: the margins, how tall each is, and what lies between their rows."""
+
+    class_: str
+    width: float
+    left: float
+    right: float
+    top: float
+    tall: float
+    between: float
+    columns: int
 
 
 @dataclass(frozen=True)
@@ -185,13 +221,10 @@ class Frame:
 
 
 def _series(series: Series, x: Scale, y: Scale, frame: Frame, picture: LinePicture) -> Markup:
-    pieces: list[list[tuple[float, float]]] = [[]]
-    for px, py in series.points:
-        if py is None:
-            pieces.append([])
-        else:
-            pieces[-1].append((x(px), y(py)))
-    kept = [inside for piece in pieces for inside in clipped(piece, frame.top, frame.bottom)]
+    kept: list[list[tuple[float, float]]] = []
+    for there, piece in itertools.groupby(series.points, lambda point: point[1] is not None):
+        if there:
+            kept += clipped([(x(px), y(py)) for px, py in piece if py is not None], frame.top, frame.bottom)
     drawn = []
     if series.band:
         around = [(x(a), y(high)) for a, _, high in series.band] + [
@@ -214,16 +247,12 @@ def _series(series: Series, x: Scale, y: Scale, frame: Frame, picture: LinePictu
 
 def _outside(series: Series, x: Scale, y: Scale, frame: Frame, picture: LinePicture) -> list[Markup]:
     """A small triangle on the edge for every point beyond it, except where a whole line comes in from above."""
-    beyond = [i for i, (_, py) in enumerate(series.points) if py is not None and y(py) < frame.top - 0.5]
-    if len(beyond) > 3:
-        return []
+    beyond = [(px, py) for px, py in series.points if py is not None and y(py) < frame.top - 0.5]
     drawn = []
-    for i in beyond:
-        px, py = series.points[i]
-        if py is not None:
-            at, top = x(px), frame.top
-            shape = f"M{at - 5:.1f} {top:.1f}L{at + 5:.1f} {top:.1f}L{at:.1f} {top - 8:.1f}Z"
-            drawn.append(tag("path", tag("title", picture.tip(series.name, px, py)), d=shape, class_="beyond"))
+    for px, py in beyond if len(beyond) <= 3 else []:
+        at, top = x(px), frame.top
+        shape = f"M{at - 5:.1f} {top:.1f}L{at + 5:.1f} {top:.1f}L{at:.1f} {top - 8:.1f}Z"
+        drawn.append(tag("path", tag("title", picture.tip(series.name, px, py)), d=shape, class_="beyond"))
     return drawn
 
 
@@ -253,24 +282,10 @@ def _end_labels(series: Sequence[Series], x: Scale, y: Scale, frame: Frame) -> M
 
 def clipped(piece: Sequence[tuple[float, float]], top: float, bottom: float) -> list[list[tuple[float, float]]]:
     """The parts of a polyline between two heights, cut where it crosses them."""
-    parts: list[list[tuple[float, float]]] = []
-    inside = False
-    for i, point in enumerate(piece):
-        for place in _crossings(piece[i - 1], point, top, bottom) if i else []:
-            if inside:
-                parts[-1].append(place)
-            else:
-                parts.append([place])
-            inside = not inside
-        if top <= point[1] <= bottom:
-            if inside:
-                parts[-1].append(point)
-            else:
-                parts.append([point])
-            inside = True
-        else:
-            inside = False
-    return parts
+    cut = list(piece[:1])
+    for before, point in itertools.pairwise(piece):
+        cut += [*_crossings(before, point, top, bottom), point]
+    return [list(part) for inside, part in itertools.groupby(cut, lambda at: top <= at[1] <= bottom) if inside]
 
 
 def _crossings(a: tuple[float, float], b: tuple[float, float], top: float, bottom: float) -> list[tuple[float, float]]:

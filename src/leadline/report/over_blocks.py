@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 
 from leadline.report import svg
-from leadline.report.lines import Axis, Band, LinePicture, Panel, Point, Series
-from leadline.report.pictures import Entry, Numbers, Picture, PictureSpec
+from leadline.report.lines import Axis, Band, LinePicture, Panel, Point, Series, numbers_of
+from leadline.report.pictures import Entry, Picture, PictureSpec
 from leadline.report.words import fixed, listed, plain, significant
 
 
@@ -41,8 +42,8 @@ def over_blocks(panels: Sequence[Panel], spec: PictureSpec) -> Picture | None:
     lines = [line for panel in drawn for line in panel.series]
     if not lines:
         return None
-    values = [v for line in lines for v in line.values] + [v for line in lines for _, *ends in line.band for v in ends]
-    low, high = svg.limits(values, log=spec.log, zero=spec.zero, linear=spec.linear)
+    everything = [v for line in lines for v in line.extent]
+    low, high = svg.limits(everything, log=spec.log, zero=spec.zero, linear=spec.linear)
     if spec.rule:
         low, high = min(low, spec.rule[0]), max(high, spec.rule[0])
     first = min(place for line in lines for place, _ in line.points)
@@ -64,7 +65,15 @@ def over_blocks(panels: Sequence[Panel], spec: PictureSpec) -> Picture | None:
         rule=spec.rule,
         tip=lambda who, x, y: spec.tip.format(name=who, x=plain(x), y=shown(y), part=place_of(x, last)),
     )
-    return spec.picture(picture.draw(), _numbers(drawn, shown, spec.sublayers))
+    several = len(drawn) > 1
+    numbers = numbers_of(
+        lines,
+        "sublayer" if spec.sublayers else "block",
+        (lambda x: place_of(x, last)) if spec.sublayers else plain,
+        shown,
+        [f"{line.name}, {panel.title}" if several else line.name for panel in drawn for line in panel.series],
+    )
+    return spec.picture(picture.draw(), numbers)
 
 
 def linear_below(values: Iterable[float]) -> float:
@@ -101,30 +110,4 @@ def _kept(panel: Panel, positive: bool) -> Panel:
 
 def _positive(line: Series) -> Series:
     points = [(x, y if y is not None and y > 0 else None) for x, y in line.points]
-    band = [(x, low, high) for x, low, high in line.band if low > 0]
-    return Series(index=line.index, name=line.name, key=line.key, points=points, band=band, ring=line.ring)
-
-
-def _numbers(panels: Sequence[Panel], shown: Callable[[float | None], str], sublayers: bool) -> Numbers:
-    several = len(panels) > 1
-    columns = [f"{line.name}, {panel.title}" if several else line.name for panel in panels for line in panel.series]
-    lines = [line for panel in panels for line in panel.series]
-    at = [dict(line.points) for line in lines]
-    ends = [{x: (low, high) for x, low, high in line.band} for line in lines]
-    places = sorted({x for values in at for x in values})
-
-    def cell(column: int, x: float) -> str:
-        value = shown(at[column].get(x))
-        if x not in ends[column]:
-            return value
-        low, high = ends[column][x]
-        return f"{value} ({shown(low)} to {shown(high)})"
-
-    return Numbers(
-        head="sublayer" if sublayers else "block",
-        columns=columns,
-        rows=[
-            (place_of(x, places[-1]) if sublayers else plain(x), [cell(column, x) for column in range(len(lines))])
-            for x in places
-        ],
-    )
+    return dataclasses.replace(line, points=points, band=[ends for ends in line.band if ends[1] > 0])

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from markupsafe import Markup
 
 Row = list[float | None]
 """Numbers in a row, with gaps."""
+
+
+def some(values: Row) -> list[float]:
+    """The values that are there."""
+    return [v for v in values if v is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +48,8 @@ class Numbers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
-    """A picture on the page.
+class Described:
+    """The words of a picture.
 
     Attributes:
         name: its place in the address: `#name`.
@@ -55,17 +60,22 @@ class Picture:
     name: str
     heading: str
     reading: str
-    body: Markup
     note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture(Described):
+    """A picture on the page."""
+
+    body: Markup
     numbers: Numbers | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureSpec:
+class PictureSpec(Described):
     """What a picture is called, how it is read, and its axes.
 
     Attributes:
-        name, heading, reading, note: as of `Picture`.
         label: what screen readers say; the names of what is drawn are added, or stand at {name}.
         x, y: the axes' labels.
         log, x_log: logarithmic axes; values that are not positive are gaps.
@@ -82,10 +92,6 @@ class PictureSpec:
         scale: by what they are multiplied: 100 for percent.
     """
 
-    name: str
-    heading: str
-    reading: str
-    note: str = ""
     label: str = ""
     x: str = ""
     y: str = ""
@@ -105,14 +111,8 @@ class PictureSpec:
 
     def picture(self, body: Markup, numbers: Numbers | None = None) -> Picture:
         """The picture, drawn."""
-        return Picture(
-            name=self.name,
-            heading=self.heading,
-            reading=self.reading,
-            note=self.note,
-            body=body,
-            numbers=numbers,
-        )
+        words = {field.name: getattr(self, field.name) for field in fields(Described)}
+        return Picture(**words, body=body, numbers=numbers)
 
 
 @dataclass(frozen=True, kw_only=True)

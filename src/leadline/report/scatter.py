@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
@@ -34,21 +35,12 @@ class Cloud:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScatterPicture:
-    """A picture of points.
-
-    Attributes:
-        label: what screen readers say.
-        tip: the words of a point: (entry's name, label, x, y) to text.
-    """
-
+class _Drawing:
     label: str
     x: Axis
     y: Axis
     clouds: Sequence[Cloud]
-    tip: Callable[[str, str, float, float], str] = field(
-        default=lambda name, label, x, y: f"{name}, {label}: {significant(x)}, {significant(y)}"
-    )
+    tip: Callable[[str, str, float, float], str]
 
     def draw(self) -> Markup:
         """Both drawings; the page shows the one that fits."""
@@ -101,14 +93,8 @@ def scatter(
         y_shown: how values of y are written.
     """
     kept = [cloud for cloud in clouds if cloud.points]
-    placed = [
-        Cloud(
-            entry=cloud.entry,
-            words=cloud.words,
-            points=[p for p in cloud.points if _has_place(p, spec.x_log, spec.log)],
-        )
-        for cloud in kept
-    ]
+    x_least, y_least = (0.0 if log else -math.inf for log in (spec.x_log, spec.log))
+    placed = [replace(cloud, points=[p for p in cloud.points if p[0] > x_least and p[1] > y_least]) for cloud in kept]
     xs = [a for cloud in placed for a, _, _ in cloud.points]
     ys = [b for cloud in placed for _, b, _ in cloud.points]
     if not xs:
@@ -116,7 +102,7 @@ def scatter(
     x_low, x_high = svg.limits(xs, log=spec.x_log, pad=0.05)
     y_low, y_high = svg.limits(ys, log=spec.log, pad=0.06, linear=spec.linear)
     point = spec.head or "block"
-    picture = ScatterPicture(
+    picture = _Drawing(
         label=f"{spec.label}, for {listed([cloud.entry.name for cloud in placed])}.",
         x=Axis(label=spec.x, low=x_low, high=x_high, log=spec.x_log),
         y=Axis(label=spec.y, low=y_low, high=y_high, log=spec.log, linear=spec.linear),
@@ -152,19 +138,11 @@ def together(name: str, value: float | None, low: float | None, high: float | No
     return f"{name} {fixed(value, 2)} ({fixed(low, 2)} to {fixed(high, 2)}): {says}"
 
 
-def _has_place(point: tuple[float, float, str], x_log: bool, y_log: bool) -> bool:
-    return (not x_log or point[0] > 0) and (not y_log or point[1] > 0)
-
-
 def _said(clouds: Sequence[Cloud]) -> Markup:
     """The words of the entries, each with its colour; nothing where none has any."""
-    said = [
-        tag(
-            "li", tag("span", "", class_="swatch"), f"{cloud.entry.name}: {cloud.words}", class_=f"d{cloud.entry.index}"
-        )
-        for cloud in clouds
-        if cloud.words
-    ]
+    swatch = tag("span", "", class_="swatch")
+    named = [(cloud.entry, cloud.words) for cloud in clouds if cloud.words]
+    said = [tag("li", swatch, f"{entry.name}: {words}", class_=f"d{entry.index}") for entry, words in named]
     return tag("ul", *said, class_="said") if said else Markup("")
 
 
@@ -174,10 +152,6 @@ def _beside(x: float, y: float, label: str, taken: Sequence[Box], frame: Box) ->
     for left, top in ((x + 6, y - 6), (x - 6 - wide, y - 6), (x - wide / 2, y - 18), (x - wide / 2, y + 6)):
         box = (left, top, left + wide, top + high)
         inside = frame[0] <= box[0] and frame[1] <= box[1] and box[2] <= frame[2] and box[3] <= frame[3]
-        if inside and not any(_touch(box, other) for other in taken):
+        if inside and all(box[2] <= a or c <= box[0] or box[3] <= b or d <= box[1] for a, b, c, d in taken):
             return box
     return None
-
-
-def _touch(a: Box, b: Box) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 from html_structure import Structure
-from probe_example import PLAIN_PROBE, PROBE
+from probe_example import PLAIN_PROBE, PROBE, SOURCES_PROBE
 from probe_report_fixture import results
 
+from leadline.config import from_dict, to_dict
+from leadline.errors import UsageError
 from leadline.experiments.probe.report import write_report
 from leadline.experiments.probe.report.findings import _grows, compared, headline, named, sentences, summary
 from leadline.experiments.probe.report.page import build
-from leadline.experiments.probe.report.values import ModelValues, ProbeValues, growth, least, most
-from leadline.probes.paired import Bounds
+from leadline.experiments.probe.results import Bounds, Measured, ModelValues, ProbeValues
 from leadline.report.page import render
 
 PICTURES = {
@@ -153,8 +154,8 @@ def test_blocks_are_counted_from_0_with_the_places_that_they_may_have() -> None:
 
 
 def test_growth_is_from_block_1_on() -> None:
-    assert growth(model()).value == pytest.approx(0.97 / 0.52)
-    assert growth(model(activations=None)) == Bounds(None, None, None)
+    assert model().growth.value == pytest.approx(0.97 / 0.52)
+    assert model(activations=None).growth == Bounds(None, None, None)
 
 
 def places(low: list[int], high: list[int], half: tuple[float, float, float] = (0.8, 0.7, 0.9)) -> dict[str, Any]:
@@ -165,10 +166,10 @@ def places(low: list[int], high: list[int], half: tuple[float, float, float] = (
 
 
 def test_blocks_that_cannot_be_told_apart_are_named_together() -> None:
-    assert (least(model(), "ablation"), most(model(), "ablation")) == ([2], [0])
+    assert (model().least("ablation"), model().most("ablation")) == ([2], [0])
     assert "block 2 is needed least (prune --blocks 2)" in sentences(model())
     together = model(ablation=places([3, 1, 1], [3, 2, 2]))
-    assert least(together, "ablation") == [1, 2]
+    assert together.least("ablation") == [1, 2]
     assert "blocks 1 and 2 are needed least and can't be told apart, each left out by itself" in sentences(together)
     none = model(ablation=places([1, 1, 1], [3, 3, 3]))
     assert "no block can be told from the others by what leaving it out costs" in sentences(none)
@@ -352,26 +353,49 @@ def test_words_of_a_user_stay_words() -> None:
     assert "script" not in {tag for tag, _ in structure.elements}
 
 
-@pytest.mark.parametrize("found", [{}, {"models": []}, {"models": [{}]}, {"models": [None, {"probe": 3}]}])
+@pytest.mark.parametrize("found", [{}, {"models": []}, {"models": [{}]}, {"models": [{"probe": {}}]}])
 def test_nearly_nothing_still_makes_a_page(found: dict[str, Any]) -> None:
     assert Structure(shown(found)).open == []
 
 
+@pytest.mark.parametrize(
+    ("found", "place"),
+    [({"models": [None]}, r"models\[0\] should be a mapping"), ({"models": [{}, {"probe": 3}]}, r"models\[1\]\.probe")],
+)
+def test_what_is_no_result_is_named_with_its_place(found: dict[str, Any], place: str) -> None:
+    with pytest.raises(UsageError, match=rf"^results\.json\.{place}"):
+        shown(found)
+
+
 @pytest.mark.parametrize("new", [None, float("nan"), -1.0, "text", [], {}], ids=repr)
-def test_any_part_of_a_measurement_may_be_missing_or_odd(new: Any) -> None:
+def test_any_part_of_a_measurement_may_be_missing_and_what_is_odd_is_named(new: Any) -> None:
     base = results(blocks=(3, 3))
     parts = base["models"][1]["probe"]
     whole = [(part,) for part in parts]
     inner = [(part, key) for part, found in parts.items() if isinstance(found, dict) for key in found]
-    for places in [whole[i::3] for i in range(3)] + [inner[i::5] for i in range(5)]:
+    alone = [[place] for place in (*whole, *inner)] if new == "text" else []
+    for places in [whole[i::3] for i in range(3)] + [inner[i::5] for i in range(5)] + alone:
         found = copy.deepcopy(base)
         for *outer, last in places:
             changed = found["models"][1]["probe"]
             for key in outer:
                 changed = changed[key]
             changed[last] = new
-        page = shown(found)
+        said, page = "", "</style>"
+        try:
+            page = shown(found)
+        except UsageError as error:
+            said = str(error)
         assert not re.search(r"\b(nan|inf|None|NaN)\b", page[page.index("</style>") :]), places
+        if new is None or new == "text":
+            at = tuple(".".join(("results.json.models[1].probe", *place)) for place in places)
+            assert said.startswith(at) if new else not said
+
+
+@pytest.mark.parametrize("found", [PROBE, SOURCES_PROBE, PLAIN_PROBE])
+def test_what_is_measured_is_read_and_written_the_same(found: dict[str, Any]) -> None:
+    again = to_dict(from_dict(Measured, found))
+    assert json.dumps(again, sort_keys=True) == json.dumps(found, sort_keys=True)
 
 
 def test_a_page_of_a_real_size_stays_readable_in_size() -> None:

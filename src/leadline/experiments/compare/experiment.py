@@ -16,28 +16,14 @@ from leadline.experiments.compare.speed import measured_speeds, ratio_of
 from leadline.experiments.compare.verdict import verdict
 from leadline.experiments.engine import Experiment, Say
 from leadline.experiments.jobs import Job
-from leadline.experiments.results import difference_as_data, finite, opening
+from leadline.experiments.results import difference_as_data, opening
 from leadline.experiments.runs import RunResult, against, measured, read_run
 from leadline.experiments.statistics import SMALLEST_EFFECT, Difference, Interval
-from leadline.files import write_text
+from leadline.files import finite, write_text
 from leadline.report.page import render
 
 if TYPE_CHECKING:
     from leadline.data import DataSet
-
-COLUMNS = (
-    "design",
-    "seed",
-    "status",
-    "learning_rate",
-    "loss",
-    "bits_per_byte",
-    "tokens",
-    "tokens_per_second",
-    "peak_memory_bytes",
-    "seconds",
-    "error",
-)
 
 
 class Compare(Experiment[CompareConfig]):
@@ -94,10 +80,12 @@ class Compare(Experiment[CompareConfig]):
 
     def collect(self, command: str) -> dict[str, Any]:
         """See `Experiment`; measures speed with the designs interleaved, and writes `results.csv` too."""
+        from leadline.data import bits_per_byte
+
         config, runs = self.config, self.runs()
         finished = {arm.name: arm.config for arm in self.arms if any(run.summary for run in runs[arm.name])}
         speeds = measured_speeds(self.out, finished, config.speed_rounds, self.slots * self.threads)
-        found = against(self.baseline, runs, self.seeds, self._sequences(runs))
+        found = against(self.baseline, runs, self.seeds, bits_per_byte(1.0, self.data.heldout.bytes_per_token))
         tokens = next(arm.tokens for arm in self.arms if arm.name == self.baseline)
         start = opening(self.kind, command, self.data, self.seeds)
         start["data"]["read_bytes"] = self._read_bytes()
@@ -126,8 +114,7 @@ class Compare(Experiment[CompareConfig]):
         }
         results["verdict"] = verdict(results)
         self._write_csv(runs)
-        plain: dict[str, Any] = finite(results)
-        return plain
+        return finite(results)
 
     def page(self, results: dict[str, Any]) -> str:
         """See `Experiment`."""
@@ -153,20 +140,6 @@ class Compare(Experiment[CompareConfig]):
             "depth_flops_per_token": count_flops(model).training_depth,
         }
 
-    def _sequences(self, runs: Mapping[str, Sequence[RunResult]]) -> dict[str, dict[int, Any]]:
-        """Bits per byte of every held-out sequence, by design and seed, of the runs that kept them."""
-        from leadline.data import bits_per_byte
-
-        unit = bits_per_byte(1.0, self.data.heldout.bytes_per_token)
-        return {
-            name: {
-                seed: unit * run.sequences
-                for seed, run in zip(self.seeds, of_design, strict=True)
-                if run.sequences is not None
-            }
-            for name, of_design in runs.items()
-        }
-
     def _read_bytes(self) -> int:
         """Bytes of held-out text that an evaluation reads."""
         context, heldout = self.budget.context, self.data.heldout
@@ -174,12 +147,11 @@ class Compare(Experiment[CompareConfig]):
         return round(windows * context * heldout.bytes_per_token)
 
     def _write_csv(self, runs: Mapping[str, Sequence[RunResult]]) -> None:
+        rows = [_row(arm, seed, run) for arm in self.arms for seed, run in zip(self.seeds, runs[arm.name], strict=True)]
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for arm in self.arms:
-            for seed, run in zip(self.seeds, runs[arm.name], strict=True):
-                writer.writerow(_row(arm, seed, run))
+        writer = csv.DictWriter(text, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
         write_text(self.out / "results.csv", text.getvalue())
 
 
@@ -207,16 +179,19 @@ def _speed(speeds: Mapping[str, Sequence[float]], name: str, baseline: str) -> d
     return {"ratio": ratio.median, "low": ratio.low, "high": ratio.high, "seconds": list(speeds[name])}
 
 
-def _row(arm: DesignArm, seed: int, run: RunResult) -> list[Any]:
+def _row(arm: DesignArm, seed: int, run: RunResult) -> dict[str, Any]:
+    """A row of `results.csv`."""
     memory = run.value("peak_memory_bytes")
-    values = {
-        **{name: run.value(name) for name in ("loss", "bits_per_byte", "tokens_per_second", "seconds")},
+    return {
         "design": arm.name,
         "seed": seed,
         "status": "failed" if run.status == "unfinished" else run.status,
         "learning_rate": arm.learning_rate,
+        "loss": run.value("loss"),
+        "bits_per_byte": run.value("bits_per_byte"),
         "tokens": arm.tokens,
+        "tokens_per_second": run.value("tokens_per_second"),
         "peak_memory_bytes": None if memory is None else int(memory),
+        "seconds": run.value("seconds"),
         "error": run.error,
     }
-    return ["" if values[column] is None else values[column] for column in COLUMNS]

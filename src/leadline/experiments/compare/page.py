@@ -13,7 +13,7 @@ from leadline.experiments.compare.pictures import SPECS, has_pictures, sections
 from leadline.experiments.results import facts
 from leadline.report import svg
 from leadline.report.page import Cell, Column, Entry, Page, Table, TableRow, Tone
-from leadline.report.reading import some
+from leadline.report.pictures import some
 from leadline.report.svg import Scale, tag
 from leadline.report.words import count, duration, fixed, interval, listed, memory, plain, significant, times
 
@@ -73,15 +73,12 @@ def _failed(arm: Arm) -> bool:
 
 
 def _warnings(arms: Sequence[Arm], seeds: int) -> list[str]:
-    found = []
-    if seeds == 1:
-        found.append(
-            "One seed: no interval can be shown, and no difference can be called beyond noise. "
-            "Repeat with --seeds 3 to know."
-        )
-    if failed := [arm["name"] for arm in arms if _failed(arm)]:
-        found.append(f"Failed: {listed(failed)}. What went wrong stands below the table.")
-    return found
+    one = "One seed: no interval can be shown, and no difference can be called beyond noise. "
+    failed = [arm["name"] for arm in arms if _failed(arm)]
+    return [
+        *([f"{one}Repeat with --seeds 3 to know."] if seeds == 1 else []),
+        *([f"Failed: {listed(failed)}. What went wrong stands below the table."] if failed else []),
+    ]
 
 
 def _table(shown: Sequence[tuple[Entry, Arm]], results: Mapping[str, Any]) -> Table:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from leadline.report import inside, svg
-from leadline.report.lines import Axis, LinePicture, Panel, Point, Series
+from leadline.report.lines import Axis, LinePicture, Panel, Point, Series, numbers_of
 from leadline.report.over_blocks import by_block, by_sublayer, linear_below, over_blocks, series, signed_note
-from leadline.report.pictures import Entry, Numbers, Picture, Section
-from leadline.report.reading import some
+from leadline.report.pictures import Entry, Picture, Section, some
 from leadline.report.specs import Specs
 from leadline.report.words import count, fixed, listed, plain
 
@@ -79,33 +79,29 @@ def _curve(arm: Arm) -> list[tuple[float, float]]:
 
 
 def _curves(arms: Shown) -> Picture | None:
-    shown = [(entry, _curve(arm)) for entry, arm in arms if _curve(arm)]
-    if not shown:
+    lines = [series(entry, _curve(arm)) for entry, arm in arms if _curve(arm)]
+    if not lines:
         return None
-    everything = [y for _, curve in shown for _, y in curve]
-    last = max(x for _, curve in shown for x, _ in curve)
-    settled = [y for _, curve in shown for x, y in curve if x >= 0.2 * last] or everything
-    low, high = svg.limits([*settled, *(curve[-1][1] for _, curve in shown)])
+    everything = [y for line in lines for y in line.values]
+    last, settled = _settled([_curve(arm) for _, arm in arms])
+    low, high = svg.limits([*(settled or everything), *(line.values[-1] for line in lines)])
     cut = max(everything) > high
-    at = [dict(curve) for _, curve in shown]
     picture = LinePicture(
-        label=f"Held-out bits per byte over training, for {listed([entry.name for entry, _ in shown])}.",
+        label=f"Held-out bits per byte over training, for {listed([line.name for line in lines])}.",
         x=_tokens_axis(last),
         y=Axis(label="held-out bits per byte", low=low, high=high if cut else svg.limits(everything)[1]),
-        panels=[Panel(title="", series=[series(entry, curve) for entry, curve in shown])],
+        panels=[Panel(title="", series=lines)],
         tip=lambda name, x, y: f"{name}: {fixed(y)} bits per byte after {count(x)} tokens",
     )
     return SPECS("learning-curves", note="The first steps lie above the picture." if cut else "").picture(
-        picture.draw(),
-        numbers=Numbers(
-            head="tokens",
-            columns=[entry.name for entry, _ in shown],
-            rows=[
-                (f"{x:,.0f}", [fixed(values.get(x)) for values in at])
-                for x in sorted({x for values in at for x in values})
-            ],
-        ),
+        picture.draw(), numbers_of(lines, "tokens", lambda x: f"{x:,.0f}", fixed)
     )
+
+
+def _settled(curves: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, list[float]]:
+    """Where the longest curve ends, and the values of all from a fifth of it on."""
+    last = max(x for curve in curves for x, _ in curve)
+    return last, [y for curve in curves for x, y in curve if x >= 0.2 * last]
 
 
 def _distance(arms: Shown) -> Picture | None:
@@ -119,8 +115,8 @@ def _distance(arms: Shown) -> Picture | None:
     others = [(entry, points) for entry, points in lines if points and not entry.baseline]
     if not others:
         return None
-    last = max(x for _, points in others for x, _ in points)
-    low, high = svg.limits([y for _, points in others for x, y in points if x >= 0.2 * last] or [0.0], zero=True)
+    last, settled = _settled([points for _, points in others])
+    low, high = svg.limits(settled or [0.0], zero=True)
     room, name = 0.06 * (high - low), base[0].name
     picture = LinePicture(
         label=f"Bits per byte minus the baseline's over training, for {listed([entry.name for entry, _ in others])}.",
@@ -178,40 +174,34 @@ def _learning_rates(arms: Shown, sweeps: Sequence[Mapping[str, Any]]) -> Picture
             drawn.append((place[sweep["design"]], sorted(found), sweep))
     if not drawn:
         return None
-    rates = sorted({x for _, points, _ in drawn for x, _ in points})
-    values = sorted(y for _, points, _ in drawn for _, y in points)
-    usual = max(min(y for _, y in points) for _, points, _ in drawn)
+    lines = [_ringed(entry, points, sweep["chosen"]) for entry, points, sweep in drawn]
+    rates = sorted({x for line in lines for x, _ in line.points})
+    values = sorted(y for line in lines for y in line.values)
+    usual = max(min(line.values) for line in lines)
     top = usual + 1.5 * max(usual - values[0], 0.1)
     cut = values[-1] > top * 1.02
     low, high = svg.limits([v for v in values if v <= top] if cut else values, pad=0.07)
     x_low, x_high = svg.limits(rates, log=True)
-    names = [entry.name for entry, _, _ in drawn]
     picture = LinePicture(
-        label=f"Held-out bits per byte against the learning rate, for {listed(names)}.",
+        label=f"Held-out bits per byte against the learning rate, for {listed([line.name for line in lines])}.",
         x=Axis(
             label="learning rate (logarithmic)", low=x_low, high=x_high, log=True, at=[(r, plain(r)) for r in rates]
         ),
         y=Axis(label="held-out bits per byte", low=low, high=high),
-        panels=[Panel(title="", series=[_ringed(entry, points, sweep["chosen"]) for entry, points, sweep in drawn])],
+        panels=[Panel(title="", series=lines)],
         tip=lambda name, x, y: f"{name} at {plain(x)}: {fixed(y)} bits per byte",
         dots=True,
     )
     sources = list(dict.fromkeys(sweep["source"] for _, _, sweep in drawn))
-    at = [dict(points) for _, points, _ in drawn]
     above = " Runs beyond the upper edge diverged or nearly so." if cut else ""
     return SPECS("learning-rates", note=f"Points from: {listed(sources)}.{above}").picture(
-        picture.draw(),
-        numbers=Numbers(
-            head="learning rate",
-            columns=names,
-            rows=[(plain(rate), [fixed(values.get(rate)) for values in at]) for rate in rates],
-        ),
+        picture.draw(), numbers_of(lines, "learning rate", plain, fixed)
     )
 
 
 def _ringed(entry: Entry, points: Sequence[tuple[float, float]], chosen: float | None) -> Series:
     ring = next(((x, y) for x, y in points if chosen and abs(x / chosen - 1) < 1e-6), None)
-    return Series(index=entry.index, name=entry.name, key=entry.short, points=points, ring=ring)
+    return dataclasses.replace(series(entry, points), ring=ring)
 
 
 def _panel(arms: Shown, points: Callable[[Arm], Sequence[Point]], title: str = "") -> Panel:

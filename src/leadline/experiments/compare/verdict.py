@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from leadline.experiments.compare.speed import decides, ratio_of
@@ -11,8 +10,6 @@ from leadline.experiments.statistics import SMALLEST_EFFECT
 from leadline.report.words import fixed, listed, percent
 from leadline.statistics import LEVEL, Median
 
-ONE_SEED_NOISE = SMALLEST_EFFECT
-"""Bits per byte below which a difference on one seed is read as noise."""
 SAME_SPEED = 0.05
 """A time for a step, or a peak of memory, within this share of another's decides nothing."""
 SMALL_WIDTH = 256
@@ -56,35 +53,22 @@ def verdict(results: dict[str, Any]) -> dict[str, Any]:
             "sentences": sentences,
         }
     one_seed = all(d["difference"]["beyond_noise"] is None for d in others)
-    groups = _grouped(others, one_seed)
+    groups: Groups = {name: [] for name in ("better", "worse", "small", "unclear", "level")}
+    for design in sorted(others, key=_mean):
+        groups[_group(design["difference"], one_seed)].append(design)
     headline, reasons = _headline(results, baseline, groups, one_seed)
     reasons += _told(baseline, groups, one_seed) + _text(results, others)
     return {"headline": headline, "sentences": [*reasons, *sentences, *_limits(results, one_seed)]}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Groups:
-    """The designs by what their difference says, each in order of loss.
+Groups = dict[str, list[Design]]
+"""The designs by what their difference says, each in order of loss.
 
-    Attributes:
-        better, worse: beyond noise, and large enough to matter.
-        small: beyond noise, but smaller than what matters.
-        unclear: the seeds say that they differ, but the text is too small to tell.
-        level: within noise.
-    """
-
-    better: list[Design]
-    worse: list[Design]
-    small: list[Design]
-    unclear: list[Design]
-    level: list[Design]
-
-
-def _grouped(designs: Sequence[Design], one_seed: bool) -> _Groups:
-    found: dict[str, list[Design]] = {name: [] for name in ("better", "worse", "small", "unclear", "level")}
-    for design in sorted(designs, key=_mean):
-        found[_group(design["difference"], one_seed)].append(design)
-    return _Groups(**found)
+- better, worse: beyond noise, and large enough to matter.
+- small: beyond noise, but smaller than what matters.
+- unclear: the seeds say that they differ, but the text is too small to tell.
+- level: within noise.
+"""
 
 
 def _group(difference: dict[str, Any], one_seed: bool) -> str:
@@ -96,33 +80,33 @@ def _group(difference: dict[str, Any], one_seed: bool) -> str:
     return "small" if not large else "better" if difference["mean"] < 0 else "worse"
 
 
-def _headline(results: dict[str, Any], baseline: Design, groups: _Groups, one_seed: bool) -> tuple[str, list[str]]:
+def _headline(results: dict[str, Any], baseline: Design, groups: Groups, one_seed: bool) -> tuple[str, list[str]]:
     name = baseline["name"]
-    if groups.better:
-        chosen = _choice(groups.better)
+    if groups["better"]:
+        chosen = _choice(groups["better"])
         amount = f"{abs(chosen['difference']['mean']):.3f} bits per byte below {name}"
         headline = (
             f"{'Ahead in one seed:' if one_seed else 'Choose'} {chosen['name']}{',' if one_seed else ':'} {amount}."
         )
         reasons = [*filter(None, [_price(chosen, baseline)]), *_wider(results, chosen)]
-        best = groups.better[0]
+        best = groups["better"][0]
         if chosen is not best:
             reasons.append(
                 f"{best['name']} has the lowest loss, but by {_mean(chosen) - _mean(best):.3f} bits per byte only, "
                 f"which is smaller than what matters, and {_speed(best, chosen)}."
             )
         return headline, reasons
-    if groups.unclear:
-        return f"Too little text: {_held_out(results)} can't tell {name} and {_names(groups.unclear)} apart.", []
-    if groups.worse and not groups.level and not groups.small:
+    if groups["unclear"]:
+        return f"Too little text: {_held_out(results)} can't tell {name} and {_names(groups['unclear'])} apart.", []
+    if groups["worse"] and not groups["level"] and not groups["small"]:
         seeds = " in one seed" if one_seed else ""
         return f"Keep {name}: every other design did worse{seeds}.", []
     headline = f"No design is ahead of {name}"
     if one_seed:
         headline += f" by {SMALLEST_EFFECT} bits per byte in one seed."
     else:
-        headline += f" by {SMALLEST_EFFECT} bits per byte." if groups.small else " beyond noise."
-    fast = _fastest([baseline, *groups.small, *filter(_no_worse, groups.level)], baseline)
+        headline += f" by {SMALLEST_EFFECT} bits per byte." if groups["small"] else " beyond noise."
+    fast = _fastest([baseline, *groups["small"], *filter(_no_worse, groups["level"])], baseline)
     if fast is baseline:
         return headline, [f"Keep {name}, which the others are compared with."]
     loss = "a loss that differs by less than matters"
@@ -143,31 +127,24 @@ def _choice(better: Sequence[Design]) -> Design:
 
 def _fastest(designs: Sequence[Design], than: Design) -> Design:
     """The one that takes least time of those that are faster than `than` beyond noise and by enough; else `than`."""
-    ratios = [(found.median, design) for design in designs if (found := _ratio(design, than)) and _faster(found)]
-    return min(ratios, key=lambda pair: pair[0])[1] if ratios else than
+    found = [(ratio, design) for design in designs if (ratio := _ratio(design, than))]
+    faster = [(ratio.median, design) for ratio, design in found if decides(ratio) and ratio.median < 1 - SAME_SPEED]
+    return min(faster, key=lambda pair: pair[0])[1] if faster else than
 
 
-def _faster(ratio: Median) -> bool:
-    return decides(ratio) and ratio.median < 1 - SAME_SPEED
-
-
-def _told(baseline: Design, groups: _Groups, one_seed: bool) -> list[str]:
-    name, sentences = baseline["name"], []
-    if len(groups.better) > 1:
-        sentences.append(f"Ahead of {name}{' in one seed' if one_seed else ''}: {_each(groups.better)}.")
-    if groups.small:
-        verb = "differs" if len(groups.small) == 1 else "differ"
-        sentences.append(
-            f"{_names(groups.small)} {verb} from {name} beyond noise, but by less than the {SMALLEST_EFFECT} bits per "
-            f"byte that matter ({_each(groups.small)})."
-        )
-    if groups.level:
-        verb = "differs" if len(groups.level) == 1 else "differ"
-        reason = f"by less than {SMALLEST_EFFECT}" if one_seed else "not beyond noise"
-        sentences.append(f"{_names(groups.level)} {verb} from {name} {reason} ({_each(groups.level)}).")
-    if groups.worse:
-        sentences.append(f"Behind {name}{' in one seed' if one_seed else ''}: {_each(groups.worse)}.")
-    return sentences
+def _told(baseline: Design, groups: Groups, one_seed: bool) -> list[str]:
+    name, seeds = baseline["name"], " in one seed" if one_seed else ""
+    said = {kind: f"{_names(of)} {'differs' if len(of) == 1 else 'differ'} from {name}" for kind, of in groups.items()}
+    each = {kind: _each(of) for kind, of in groups.items()}
+    noise = f"by less than {SMALLEST_EFFECT}" if one_seed else "not beyond noise"
+    matter = f"beyond noise, but by less than the {SMALLEST_EFFECT} bits per byte that matter"
+    sentences = {
+        "better": f"Ahead of {name}{seeds}: {each['better']}." if len(groups["better"]) > 1 else "",
+        "small": f"{said['small']} {matter} ({each['small']}).",
+        "level": f"{said['level']} {noise} ({each['level']}).",
+        "worse": f"Behind {name}{seeds}: {each['worse']}.",
+    }
+    return [sentence for kind, sentence in sentences.items() if groups[kind] and sentence]
 
 
 def _text(results: dict[str, Any], designs: Sequence[Design]) -> list[str]:
@@ -202,18 +179,13 @@ def _needed(results: dict[str, Any], designs: Sequence[Design]) -> int:
 
 def _price(design: Design, baseline: Design) -> str:
     difference = design["difference"]
-    said, text = [_span(difference)], difference.get("text")
-    if difference["low"] is None and text and text["low"] is not None:
-        said = [f"has an interval over held-out text alone of {_within(text)} bits per byte"]
-    said += [_speed(design, baseline), _memory(design, baseline)]
-    parts = [part for part in said if part]
+    text, said = difference.get("text"), ""
+    if difference["low"] is not None:
+        said = f"differs by {_within(difference)} bits per byte (95 % interval)"
+    elif text and text["low"] is not None:
+        said = f"has an interval over held-out text alone of {_within(text)} bits per byte"
+    parts = [part for part in (said, _speed(design, baseline), _memory(design, baseline)) if part]
     return f"{design['name']} {listed(parts)}." if parts else ""
-
-
-def _span(difference: dict[str, Any]) -> str:
-    if difference["low"] is None:
-        return ""
-    return f"differs by {_within(difference)} bits per byte (95 % interval)"
 
 
 def _within(found: dict[str, Any]) -> str:
@@ -242,9 +214,9 @@ def _wider(results: dict[str, Any], design: Design) -> list[str]:
     dim = results["preset"].get("dim")
     if not design.get("speed") or dim is None or dim >= SMALL_WIDTH:
         return []
-    known = AT_512.get(design["name"])
+    name, known = design["name"], AT_512.get(design["name"])
     how = "times as long as prenorm, forward and backward with compiled bodies"
-    there = "" if known is None else f": at width 512 {design['name']} took {known} {how}"
+    there = "" if known is None else f": at width 512 {name} took {known} {how}"
     overhead = f"At width {dim} a design's own operations weigh most; their share shrinks with width"
     return [f"{overhead} (docs/benchmarks.md{there})."]
 
@@ -253,18 +225,12 @@ def _memory(design: Design, baseline: Design) -> str:
     mine, reference = design["peak_memory_bytes"], baseline["peak_memory_bytes"]
     if not mine or not reference or abs(mine / reference - 1) < SAME_SPEED:
         return ""
-    more = "more" if mine > reference else "less"
-    return f"takes {percent(abs(mine / reference - 1))} {more} memory"
+    return f"takes {percent(abs(mine / reference - 1))} {'more' if mine > reference else 'less'} memory"
 
 
 def _failures(designs: Sequence[Design]) -> list[str]:
-    sentences = []
-    for design in designs:
-        if design["status"] == "failed":
-            sentences.append(f"{design['name']} failed: {design['error']}")
-        elif design["status"] == "partial":
-            sentences.append(f"{design['name']} finished on some seeds only: {design['error']}")
-    return sentences
+    said = {"failed": "failed", "partial": "finished on some seeds only"}
+    return [f"{d['name']} {said[d['status']]}: {d['error']}" for d in designs if d["status"] in said]
 
 
 def _learning_rates(curves: Sequence[dict[str, Any]]) -> list[str]:

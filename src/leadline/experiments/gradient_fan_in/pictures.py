@@ -11,8 +11,7 @@ from leadline.experiments.page import Arm, Shown, loss_curves
 from leadline.report.bars import Bar, bars
 from leadline.report.lines import Panel
 from leadline.report.over_blocks import between, by_block, over_blocks, series, signed_note
-from leadline.report.pictures import Numbers, Picture, PictureSpec, Row, Section
-from leadline.report.reading import some
+from leadline.report.pictures import Numbers, Picture, PictureSpec, Row, Section, some
 from leadline.report.scatter import Cloud, scatter, together
 from leadline.report.specs import Specs
 from leadline.report.words import fixed, significant

@@ -8,20 +8,23 @@ The models are opened and measured one after the other, so that only one is in m
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 import leadline
+from leadline.config import from_dict, to_dict
 from leadline.errors import LeadlineError, UsageError
 from leadline.experiments.machine import describe_machine
 from leadline.experiments.probe.config import ProbeConfig
 from leadline.experiments.probe.report import write_report
+from leadline.experiments.probe.results import Measured, ProbedModel, ProbeFile, Settings, TrainingGradient
 from leadline.files import check_folder, check_writable, write_json
 from leadline.hub.library import one_line
 from leadline.hub.open import OpenedModel, kind_of, open_model
@@ -36,8 +39,8 @@ Progress = Callable[[str, str, int, int], None]
 
 def probe_models(
     chosen: Sequence[Path | OpenedModel], config: ProbeConfig, *, command: str = "", progress: Progress | None = None
-) -> dict[str, Any]:
-    """Measures every model and gives what results.json holds; `leadline.experiments.probe.report.values` lists it.
+) -> ProbeFile:
+    """Measures every model and gives what results.json holds.
 
     Of several models one that fails is kept with its error, and the others are measured all the same.
 
@@ -54,44 +57,34 @@ def probe_models(
         )
     began = time.perf_counter()
     names = names_of(paths)
-    models: list[dict[str, Any]] = []
-    data: dict[str, Any] = {}
+    models: list[ProbedModel] = []
+    data = ""
     for one, path, name in zip(chosen, paths, names, strict=True):
-        told = None if progress is None else _for_model(progress, name)
+        told = None if progress is None else functools.partial(progress, name)
         try:
-            model, seen = _probe(one, config, told)
-        except LeadlineError as error:
-            if len(paths) == 1:
-                raise
-            model, seen = {"status": "failed", "error": str(error)}, {}
+            model, seen = _probe(one, name, config, told)
+            data = data or seen
         except Exception as error:
             # Such as too little memory for this one: what was measured of the others is worth keeping.
             if len(paths) == 1:
                 raise
-            model, seen = {"status": "failed", "error": f"{type(error).__name__}: {one_line(error)}"}, {}
-        models.append({"name": name, "path": str(path), **model})
-        data = data or seen
-    return {
-        "leadline": leadline.__version__,
-        "command": command,
-        "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "seconds": time.perf_counter() - began,
-        "machine": describe_machine(),
-        "data": {"name": config.data, **data},
-        "settings": {
-            "tokens": config.tokens,
-            "context": config.context,
-            "batch_size": config.batch_size,
-            "parts": list(parts),
-            "layers": config.layers,
-            "device": config.device,
-            "seed": config.seed,
-        },
-        "models": models,
-    }
+            said = str(error) if isinstance(error, LeadlineError) else f"{type(error).__name__}: {one_line(error)}"
+            model = ProbedModel(name=name, path=str(path), status="failed", error=said)
+        models.append(model)
+    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(Settings)}
+    return ProbeFile(
+        leadline=leadline.__version__,
+        command=command,
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        seconds=time.perf_counter() - began,
+        machine=describe_machine(),
+        data={"name": data or config.data},
+        settings=Settings(**{**settings, "parts": list(parts)}),
+        models=tuple(models),
+    )
 
 
-def write_probe(results: dict[str, Any], out: Path) -> None:
+def write_probe(results: ProbeFile, out: Path) -> None:
     """Writes report.html and results.json into `out`, each whole or not at all.
 
     Raises:
@@ -99,8 +92,9 @@ def write_probe(results: dict[str, Any], out: Path) -> None:
     """
     try:
         # The page first: what takes longest and may be interrupted leaves nothing behind.
-        write_report(results, out / "report.html")
-        write_json(out / "results.json", results)
+        content = to_dict(results)
+        write_report(content, out / "report.html")
+        write_json(out / "results.json", content)
     except OSError as error:
         raise LeadlineError(f"can't write {error.filename or out}: {error.strerror or error}") from error
 
@@ -143,25 +137,21 @@ def check_out(out: Path) -> None:
 def names_of(paths: Sequence[Path]) -> list[str]:
     """The last parts of the paths, as many as it takes to tell them apart."""
     parts = [path.resolve().parts for path in paths]
-    names = [path[-1] for path in parts]
-    for length in range(2, max(len(path) for path in parts) + 1):
-        same = [{path for path, name in zip(parts, names, strict=True) if name == this} for this in names]
-        names = [
-            "/".join(path[-length:]) if len(others) > 1 else name
-            for path, name, others in zip(parts, names, same, strict=True)
-        ]
+
+    def name(own: tuple[str, ...]) -> str:
+        others = [path for path in parts if path != own]
+        length = next(n for n in range(1, len(own) + 1) if all(path[-n:] != own[-n:] for path in others))
+        return "/".join(own[-length:])
+
+    names = [name(own) for own in parts]
     # The same folder twice is two models all the same.
     return [f"{name} ({names[: i + 1].count(name)})" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 
-def _for_model(progress: Progress, name: str) -> Callable[[str, int, int], None]:
-    return lambda parts, done, total: progress(name, parts, done, total)
-
-
 def _probe(
-    chosen: Path | OpenedModel, config: ProbeConfig, progress: Callable[[str, int, int], None] | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One model's part of the results, and what they say of the data."""
+    chosen: Path | OpenedModel, name: str, config: ProbeConfig, progress: Callable[[str, int, int], None] | None
+) -> tuple[ProbedModel, str]:
+    """One model's part of the results, and the name of the data."""
     began = time.perf_counter()
     path, layers = path_of(chosen), config.layers if _kind(chosen) == "hugging-face" else None
     opened = chosen if isinstance(chosen, OpenedModel) else open_model(chosen, config.device, layers=layers)
@@ -184,24 +174,24 @@ def _probe(
         progress=progress,
         seed=config.seed,
     )
-    model = {
-        "kind": opened.kind,
-        "tokenizer": opened.tokenizer.name,
-        "context": text.context,
-        "vocab_size": opened.stack.vocab_size,
-        "status": "ok",
-        "error": None,
-        "seconds": time.perf_counter() - began,
-        "tokens": text.tokens,
-        "batches": len(text.batches),
-        "data_hash": data.hash,
-        "probe": measured,
-        "training_gradient": gradient,
-    }
-    return model, {"name": data.name}
+    model = ProbedModel(
+        name=name,
+        path=str(path),
+        kind=opened.kind,
+        tokenizer=opened.tokenizer.name,
+        context=text.context,
+        vocab_size=opened.stack.vocab_size,
+        seconds=time.perf_counter() - began,
+        tokens=text.tokens,
+        batches=len(text.batches),
+        data_hash=data.hash,
+        probe=from_dict(Measured, measured, "measured"),
+        training_gradient=gradient,
+    )
+    return model, data.name
 
 
-def _gradient(path: Path, model: nn.Module) -> dict[str, Any] | None:
+def _gradient(path: Path, model: nn.Module) -> TrainingGradient | None:
     """What the run's own record says of the gradient over training, if it has one.
 
     A block that runs several times has one share, which stands at each of its places.
@@ -211,5 +201,5 @@ def _gradient(path: Path, model: nn.Module) -> dict[str, Any] | None:
     found = load_gradient(path)
     share, config = found["share"], getattr(model, "config", None)
     if isinstance(config, DecoderConfig) and len(config.block_layers) > len(config.layers) == len(share):
-        return {"steps": found.get("steps"), "share": [share[layer] for layer in config.block_layers]}
-    return {key: found.get(key) for key in ("steps", "share")}
+        share = [share[layer] for layer in config.block_layers]
+    return TrainingGradient(steps=found.get("steps"), share=share)

@@ -2,7 +2,7 @@
 
     write_report(results, path)
 
-`results` is what `leadline probe` keeps in results.json; `values` says what is in it.
+`results` is what `leadline probe` keeps in results.json: `leadline.experiments.probe.results.ProbeFile`, as data.
 """
 
 from __future__ import annotations

@@ -9,16 +9,17 @@ is not spoken of. Blocks are counted from 0, as `leadline prune --blocks` counts
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
-from leadline.experiments.probe.report.values import ModelValues, ProbeValues, first_half, growth, least, most
-from leadline.probes.paired import Bounds
-from leadline.report.reading import some
+from leadline.experiments.probe.results import Bounds, ModelValues, ProbeValues
+from leadline.report.pictures import some
 from leadline.report.words import DASH, fixed, listed, percent, plain, significant
 
 GUESSING = 0.95
 """A loss of at least this part of ln V, of guessing evenly among V tokens, is that of an untrained model [ours]."""
+HALF = "the first half of the blocks accounts for"
 MOST_NAMED = 6
 """A headline names at most so many blocks; of more it says how many."""
 
@@ -33,10 +34,10 @@ def headline(report: ProbeValues) -> str:
     low, high = _furthest([(_told_half(m), m) for m in models])
     if low is not None and high is not None:
         return (
-            f"The first half of the blocks accounts for {percent(high[0].value)} of the total ablation loss in "
+            f"{HALF.capitalize()} {percent(high[0].value)} of the total ablation loss in "
             f"{high[1].name}, for {percent(low[0].value)} in {low[1].name}"
         )
-    low, high = _furthest([(growth(m), m) for m in models])
+    low, high = _furthest([(m.growth, m) for m in models])
     if low is not None and high is not None:
         return (
             f"From block 1 to the end block-output RMS {_grows(high[0])} in {high[1].name} and {_grows(low[0])} in "
@@ -64,7 +65,7 @@ def _alone(model: ModelValues) -> str:
         return f"The loss of {name} is not a finite number"
     if guesses(model):
         return f"{name} only guesses: its loss is that of an untrained model"
-    fewest, needed = least(model, "ablation"), most(model, "ablation")
+    fewest, needed = model.least("ablation"), model.most("ablation")
     if fewest and len(fewest) < model.blocks:
         if set(fewest) & set(needed):
             return f"Most blocks of {name} can't be told apart by what leaving one out costs"
@@ -75,9 +76,9 @@ def _alone(model: ModelValues) -> str:
         )
     if fewest:
         return f"No block of {name} can be told from the others by what leaving it out costs"
-    if (said := _growth(model)) and growth(model).low is not None:
+    if (said := _growth(model)) and model.growth.low is not None:
         return f"{name}: {said}"
-    fewest, needed = least(model, "similarity"), most(model, "similarity")
+    fewest, needed = model.least("similarity"), model.most("similarity")
     if fewest and not set(fewest) & set(needed):
         return f"{_few(fewest).capitalize()} of {name} change{_s(fewest)} the stream least, {_few(needed)} most"
     return f"{name} along depth"
@@ -92,8 +93,8 @@ def compared(report: ProbeValues) -> list[str]:
     halves = [_told_half(m) for m in models]
     if all(half is not None for half in halves):
         said = [f"{_share_within(half)} in {m.name}" for half, m in zip(halves, models, strict=True) if half]
-        found.append(f"The first half of the blocks accounts for {listed(said)} of the total ablation loss.")
-    grown = [growth(m) for m in models]
+        found.append(f"{HALF.capitalize()} {listed(said)} of the total ablation loss.")
+    grown = [m.growth for m in models]
     if all(times.low is not None for times in grown):
         said = [f"{_grows(times)} in {m.name}" for times, m in zip(grown, models, strict=True)]
         found.append(f"From block 1 to the end, block-output RMS {listed(said)}.")
@@ -102,15 +103,23 @@ def compared(report: ProbeValues) -> list[str]:
 
 def sentences(model: ModelValues, *, alone: bool = True) -> list[str]:
     """What stands out in one model, most telling first; without what `compared` says where it isn't `alone`."""
-    needs = [] if guesses(model) else [_least(model), _criteria(model), _half(model) if alone else ""]
-    settled = "" if guesses(model) else _settled(model)
-    shared = _growth(model) if alone else ""
-    found = [_diverged(model), guessing(model), *needs, shared, _massive(model), settled, _gradient(model)]
+    trained, half = not guesses(model), _told_half(model)
+    found = [
+        _diverged(model),
+        guessing(model),
+        _least(model) if trained else "",
+        _criteria(model) if trained else "",
+        f"{HALF} {_share_within(half)} of the total ablation loss" if alone and half else "",
+        _growth(model) if alone else "",
+        _massive(model),
+        _settled(model) if trained else "",
+        _gradient(model),
+    ]
     return [sentence for sentence in found if sentence]
 
 
 def _diverged(model: ModelValues) -> str:
-    measured = (model.number("lens", "tokens"), model.number("ablation", "tokens"))
+    measured = (model.at("lens", "tokens"), model.at("ablation", "tokens"))
     if loss(model) is not None or not any(measured):
         return ""
     return "its loss is not a finite number: it has diverged, or its weights hold NaN"
@@ -135,7 +144,7 @@ def guessing(model: ModelValues) -> str:
 
 def _least(model: ModelValues) -> str:
     by_loss = bool(some(model.values("ablation", "blocks", "nats")))
-    blocks = least(model, "ablation" if by_loss else "similarity")
+    blocks = model.least("ablation" if by_loss else "similarity")
     if not blocks or model.blocks < 2:
         return ""
     if len(blocks) == model.blocks:
@@ -150,8 +159,8 @@ def _least(model: ModelValues) -> str:
 
 def _criteria(model: ModelValues) -> str:
     """Which criteria find other blocks least important than the first one that tells blocks apart."""
-    found = {"leaving it out": least(model, "ablation"), "Block Influence": least(model, "similarity")}
-    found |= {"gradient share": least(model, "gradient")}
+    found = {"leaving it out": model.least("ablation"), "Block Influence": model.least("similarity")}
+    found |= {"gradient share": model.least("gradient")}
     told = [(name, blocks) for name, blocks in found.items() if 0 < len(blocks) < model.blocks]
     others = [(name, blocks) for name, blocks in told[1:] if not set(blocks) & set(told[0][1])]
     if not others:
@@ -162,7 +171,7 @@ def _criteria(model: ModelValues) -> str:
 
 def _told_half(model: ModelValues) -> Bounds | None:
     """What the first half accounts for, where its interval leaves out an even share."""
-    half = first_half(model)
+    half = model.first_half
     return half if not guesses(model) and _uneven(half, model.blocks) else None
 
 
@@ -172,15 +181,6 @@ def _uneven(half: Bounds, blocks: int) -> bool:
     return not half.low <= (blocks // 2) / blocks <= half.high
 
 
-def _half(model: ModelValues) -> str:
-    half = _told_half(model)
-    return (
-        ""
-        if half is None
-        else f"the first half of the blocks accounts for {_share_within(half)} of the total ablation loss"
-    )
-
-
 def half_within(model: ModelValues) -> tuple[str, str]:
     """The share of the first half and its interval, for a table; nothing where chance may have made it."""
     half = _told_half(model)
@@ -188,7 +188,7 @@ def half_within(model: ModelValues) -> tuple[str, str]:
 
 
 def _growth(model: ModelValues) -> str:
-    times = growth(model)
+    times = model.growth
     return "" if times.value is None else f"block-output RMS {_grows(times)} from block 1 to the end"
 
 
@@ -213,13 +213,11 @@ def _massive(model: ModelValues) -> str:
 def _settled(model: ModelValues) -> str:
     """The block from which on half of the tokens have their final first choice, by the lower ends of the intervals."""
     values = model.values("lens", "agreement_low")
-    for block, value in enumerate(values):
-        if value is not None and value >= 0.5 and all(v is None or v >= 0.5 for v in values[block:]):
-            if block + 1 < len(values):
-                last = len(values) - 1
-                return f"at least half of all predictions are already the final ones after block {block} of 0 to {last}"
-            break
-    return ""
+    below = [block for block, value in enumerate(values) if value is not None and value < 0.5]
+    after = range(below[-1] + 1 if below else 0, len(values) - 1)
+    block = next((block for block in after if values[block] is not None), None)
+    said = "at least half of all predictions are already the final ones after block"
+    return "" if block is None else f"{said} {block} of 0 to {len(values) - 1}"
 
 
 def _gradient(model: ModelValues) -> str:
@@ -228,7 +226,7 @@ def _gradient(model: ModelValues) -> str:
     if len(shares) > 1 and len(shares) == len(model.training_share):
         part = sum(shares[: len(shares) // 2])
         return f"the first half of the blocks got {percent(part)} of the gradient over training"
-    half = model.bounds("gradients", "first_half")
+    half = model.at("gradients", "first_half") or Bounds()
     if not _uneven(half, model.blocks):
         return ""
     return f"the first half of the blocks gets {_share_within(half)} of the gradient on this text"
@@ -249,18 +247,15 @@ def summary(report: ProbeValues) -> list[str]:
 
 def loss(model: ModelValues) -> float | None:
     """Of the whole model, in nats a token, from whichever part measured it on most tokens."""
-    value = model.number("lens", "final", "loss")
-    return model.number("ablation", "loss") if value is None else value
+    value = model.at("lens", "final", "loss")
+    return model.at("ablation", "loss") if value is None else value
 
 
 def named(blocks: Sequence[int]) -> str:
     """`block 3`, or `blocks 1, 4 to 9 and 11`."""
-    parts: list[list[int]] = []
-    for block in sorted(blocks):
-        if parts and block == parts[-1][-1] + 1:
-            parts[-1].append(block)
-        else:
-            parts.append([block])
+    # Neighbours are as far from their places in order as each other.
+    runs = itertools.groupby(enumerate(sorted(blocks)), lambda one: one[1] - one[0])
+    parts = [[block for _, block in run] for _, run in runs]
     words = [w for p in parts for w in ([f"{p[0]} to {p[-1]}"] if len(p) > 2 else map(str, p))]
     return f"block{'' if len(blocks) == 1 else 's'} {listed(words)}"
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from leadline.experiments.probe.report import findings
 from leadline.experiments.probe.report.pictures import SPECS, sections
-from leadline.experiments.probe.report.values import ModelValues, ProbeValues, growth, least, places
-from leadline.probes.paired import Bounds
+from leadline.experiments.probe.results import Bounds, ModelValues, ProbeValues
 from leadline.report.page import Cell, Column, Page, Table, TableRow
-from leadline.report.reading import items, number, some, text
-from leadline.report.words import count, duration, fixed, listed, memory, plain, significant
+from leadline.report.pictures import some
+from leadline.report.words import DASH, count, duration, fixed, listed, memory, plain, significant
 
+COLUMNS = len(SPECS.content["tables"]["models"]["columns"])
 KINDS = {"run": "Leadline run", "leadline": "Leadline decoder", "hugging-face": "Hugging Face model"}
 
 
@@ -22,13 +22,13 @@ def build(results: Any) -> Page:
     told = [sentence for m in report.measured for sentence in _told(m, alone=len(report.models) == 1)]
     return Page(
         headline=findings.headline(report),
-        version=report.version,
+        version=report.leadline,
         summary=_summary(report),
         lead=compared or told[:2],
         further=told if compared else told[2:],
         warnings=_warnings(report),
         failures=[(m.name, m.error or "no error was recorded") for m in report.models if m.failed],
-        table=_table(report),
+        table=SPECS.table("models", [_row(m) for m in report.models]) if report.models else None,
         entries=[m.entry for m in report.models],
         legend="models",
         sections=sections(report),
@@ -48,9 +48,9 @@ def _told(model: ModelValues, *, alone: bool) -> list[str]:
 
 def _summary(report: ProbeValues) -> list[str]:
     models = report.models
-    tokens = number(report.settings.get("tokens"))
+    tokens = report.settings.tokens
     parts = [
-        text(report.data.get("name")),
+        report.data.get("name", ""),
         models[0].name if len(models) == 1 else f"{len(models)} models",
         f"{tokens:,.0f} tokens" if tokens else "",
         report.created[:10],
@@ -60,7 +60,7 @@ def _summary(report: ProbeValues) -> list[str]:
 
 def _warnings(report: ProbeValues) -> list[str]:
     found = []
-    per_byte = {m.number("bytes_per_token") for m in report.measured}
+    per_byte = {m.at("bytes_per_token") for m in report.measured}
     if len(per_byte) > 1:
         found.append(
             "The models cut text into different tokens: compare bits per byte, and no loss or KL in nats a token."
@@ -72,28 +72,12 @@ def _warnings(report: ProbeValues) -> list[str]:
     return found
 
 
-def _table(report: ProbeValues) -> Table | None:
-    if not report.models:
-        return None
-    columns = [
-        Column(heading="Loss", unit="nats a token"),
-        Column(heading="Bits per byte"),
-        Column(heading="Needed least", unit="blocks", words=True),
-        Column(heading="First half", unit="share of ΔM"),
-        Column(heading="Growth", unit="from block 1 on"),
-        Column(heading="Largest value", unit="÷ median"),
-        Column(heading="Blocks"),
-        Column(heading="Parameters"),
-    ]
-    return SPECS.table("models", [_row(m, len(columns)) for m in report.models], columns=columns)
-
-
-def _row(model: ModelValues, columns: int) -> TableRow:
+def _row(model: ModelValues) -> TableRow:
     if model.failed:
-        return TableRow(head=model.name, cells=["–"] * columns, entry=model.entry, remark="failed", failed=True)
-    bits = model.number("lens", "final", "bits_per_byte")
-    grown, (half, within) = growth(model), findings.half_within(model)
-    fewest = [] if findings.guesses(model) else least(model, "ablation") or least(model, "similarity")
+        return TableRow(head=model.name, cells=[DASH] * COLUMNS, entry=model.entry, remark="failed", failed=True)
+    bits = model.at("lens", "final", "bits_per_byte")
+    grown, (half, within) = model.growth, findings.half_within(model)
+    fewest = [] if findings.guesses(model) else model.least("ablation") or model.least("similarity")
     told = 0 < len(fewest) < model.blocks
     return TableRow(
         head=model.name,
@@ -101,93 +85,76 @@ def _row(model: ModelValues, columns: int) -> TableRow:
         remark=KINDS.get(model.kind, model.kind),
         cells=[
             fixed(findings.loss(model)),
-            fixed(model.number("ablation", "bits_per_byte") if bits is None else bits),
-            findings.named(fewest).split(" ", 1)[1] if told else "–",
+            fixed(model.at("ablation", "bits_per_byte") if bits is None else bits),
+            findings.named(fewest).split(" ", 1)[1] if told else DASH,
             Cell(text=half, below=within),
-            Cell(text="–" if grown.value is None else f"{plain(grown.value, 3)}×", below=_between(grown)),
+            Cell(text=DASH if grown.value is None else f"{plain(grown.value, 3)}×", below=_between(grown)),
             significant(max(some(model.values("activations", "blocks", "massive_ratio")), default=None)),
             str(model.blocks),
-            count(model.number("model", "parameters"), 4),
+            count(model.at("model", "parameters"), 4),
         ],
     )
 
 
 def _blocks(model: ModelValues) -> Table:
     """A row per block."""
-    rises = model.values("ablation", "blocks", "nats")
-    influence = model.values("similarity", "block_influence")
-    now = model.values("gradients", "blocks", "share")
-    sizes_ = model.values("activations", "blocks", "rms")
-    order = dict(enumerate(places(model, "ablation") or places(model, "similarity")))
+    order = model.places("ablation") or model.places("similarity") or [(None, None)] * model.blocks
+    columns = {
+        Column(heading="Place", unit="1 is needed least"): [_place(*ends) for ends in order],
+        Column(heading="ΔM", unit="nats a token"): [fixed(v, 4) for v in model.values("ablation", "blocks", "nats")],
+        Column(heading="Block Influence", unit="1 − cos"): [
+            significant(v) for v in model.values("similarity", "block_influence")
+        ],
+        Column(heading="Gradient share", unit="over training"): [_share(v) for v in model.training_share],
+        Column(heading="Gradient share", unit="on this text"): [
+            _share(v) for v in model.values("gradients", "blocks", "share")
+        ],
+        Column(heading="Output", unit="RMS"): [significant(v) for v in model.values("activations", "blocks", "rms")],
+    }
     rows = [
-        TableRow(
-            head=str(block),
-            cells=[
-                _place(*order.get(block, (None, None))),
-                fixed(_at(rises, block), 4),
-                significant(_at(influence, block)),
-                _share(_at(model.training_share, block)),
-                _share(_at(now, block)),
-                significant(_at(sizes_, block)),
-            ],
-        )
+        TableRow(head=str(block), cells=[cells[block] if block < len(cells) else DASH for cells in columns.values()])
         for block in range(model.blocks)
     ]
-    columns = [
-        Column(heading="Place", unit="1 is needed least"),
-        Column(heading="ΔM", unit="nats a token"),
-        Column(heading="Block Influence", unit="1 − cos"),
-        Column(heading="Gradient share", unit="over training"),
-        Column(heading="Gradient share", unit="on this text"),
-        Column(heading="Output", unit="RMS"),
-    ]
-    label = f"Every block of {model.name}"
-    return SPECS.table("blocks", rows, label=label, columns=columns)
+    return SPECS.table("blocks", rows, label=f"Every block of {model.name}", columns=list(columns))
 
 
-def _place(low: float | None, high: float | None) -> str:
+def _place(low: int | None, high: int | None) -> str:
     if low is None or high is None:
-        return "–"
-    return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
+        return DASH
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _between(found: Bounds) -> str:
     return "" if found.low is None or found.high is None else f"{plain(found.low, 3)} to {plain(found.high, 3)}"
 
 
-def _at(values: list[float | None], place: int) -> float | None:
-    return values[place] if place < len(values) else None
-
-
 def _share(value: float | None) -> str:
-    return "–" if value is None else f"{fixed(100 * value, 1)} %"
+    return DASH if value is None else f"{fixed(100 * value, 1)} %"
 
 
 def _facts(report: ProbeValues) -> list[tuple[str, str]]:
     machine, settings = report.machine, report.settings
-    cores, ram = number(machine.get("cores")), number(machine.get("memory_bytes"))
-    tokens = number(settings.get("tokens"))
+    cores, ram, tokens, seed = machine.get("cores"), machine.get("memory_bytes"), settings.tokens, settings.seed
     processor = [
-        text(machine.get("cpu")),
-        f"{cores:.0f} core{'s' if cores != 1 else ''}" if cores else "",
+        machine.get("cpu"),
+        f"{cores} core{'s' if cores != 1 else ''}" if cores else "",
         memory(ram) if ram else "",
     ]
     measured = [
-        f"up to {tokens:,.0f} held-out tokens" if tokens else "",
-        f"{text(settings.get('batch_size'))} sequences a batch" if settings.get("batch_size") else "",
+        f"up to {tokens:,} held-out tokens" if tokens else "",
+        f"{settings.batch_size} sequences a batch" if settings.batch_size else "",
     ]
-    versions = [f"Leadline {report.version}"]
-    versions += [f"{n} {text(machine.get(key))}" for n, key in (("Python", "python"), ("torch", "torch"))]
+    versions = {"Leadline": report.leadline, "Python": machine.get("python", ""), "torch": machine.get("torch", "")}
     rows = [
-        ("Data", text(report.data.get("name"))),
+        ("Data", report.data.get("name", "")),
         ("Measured on", ", ".join(filter(None, measured))),
         *[(model.name, _described(model)) for model in report.models],
-        ("Parts", ", ".join(text(part) for part in items(settings.get("parts")))),
-        ("Device", text(settings.get("device"))),
-        ("Seed", text(settings.get("seed"))),
+        ("Parts", ", ".join(settings.parts)),
+        ("Device", settings.device),
+        ("Seed", "" if seed is None else str(seed)),
         ("Machine", ", ".join(filter(None, processor))),
-        ("Platform", text(machine.get("platform"))),
-        ("Versions", ", ".join(versions)),
+        ("Platform", machine.get("platform", "")),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("Time", duration(report.seconds) if report.seconds else ""),
         ("Written", report.created),
     ]
@@ -200,8 +167,8 @@ def _described(model: ModelValues) -> str:
         KINDS.get(model.kind, model.kind),
         model.path,
         f"tokenizer {model.tokenizer}" if model.tokenizer else "",
-        f"context {model.context:.0f}" if model.context else "",
-        f"{model.tokens:,.0f} tokens" if model.tokens else "",
+        f"context {model.context}" if model.context else "",
+        f"{model.tokens:,} tokens" if model.tokens else "",
         f"data hash {model.data_hash[:12]}" if model.data_hash else "",
         duration(model.seconds) if model.seconds else "",
     ]

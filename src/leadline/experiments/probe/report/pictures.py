@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-from leadline.experiments.probe.report.values import ModelValues, ProbeValues, percent
+from leadline.experiments.probe.results import ModelValues, ProbeValues
 from leadline.probes.correlation import correlate
 from leadline.report import inside
 from leadline.report.lines import Panel, Series
-from leadline.report.matrices import triangles
 from leadline.report.over_blocks import between, by_block, linear_below, over_blocks, series, signed_note
-from leadline.report.pictures import Entry, Picture, PictureSpec, Row, Section
-from leadline.report.reading import some
+from leadline.report.pictures import Entry, Picture, PictureSpec, Row, Section, some
 from leadline.report.scatter import Cloud, scatter, together
 from leadline.report.specs import Specs
 from leadline.report.words import fixed, listed, plain
@@ -29,11 +28,13 @@ def sections(report: ProbeValues) -> list[Section]:
         return [over_blocks(_panels(report, spec), spec) for spec in map(SPECS, names)]
 
     def found(*path: str) -> list[tuple[Entry, list[Row]]]:
-        return [(m.entry, m.matrix(*path)) for m in models]
+        return [(m.entry, m.values(*path)) for m in models]
 
     # Hyper-connections call what they write with gates as well, but it replaces nothing.
-    gated = [m for m in models if not m.matrices("connection", "mixing")]
-    reads = [(m, m.matrix("connection", "depth_weights")) for m in models]
+    gated = [m for m in models if not m.values("connection", "mixing")]
+    reads = [(m, m.values("connection", "depth_weights")) for m in models]
+    moments = SPECS("bhyt-second-moment")
+    trained = [series(m.entry, by_block(scaled(m.training_share, 100))) for m in models]
     return [
         SPECS.section(
             "need",
@@ -48,7 +49,7 @@ def sections(report: ProbeValues) -> list[Section]:
             [
                 *lines("block-influence"),
                 inside.angles(found("similarity", "angular_distance")),
-                triangles(found("similarity", "cka"), SPECS("cka"), high=1.0),
+                inside.triangles(found("similarity", "cka"), SPECS("cka"), high=1.0),
                 _ranks(models),
             ],
         ),
@@ -57,7 +58,7 @@ def sections(report: ProbeValues) -> list[Section]:
             "gradients",
             [
                 _shares(_panels(report, SPECS("gradient-share")), SPECS("gradient-share")),
-                _shares([panel(models, lambda m: percent(m.training_share))], SPECS("training-share")),
+                _shares([Panel(title="", series=trained)], SPECS("training-share")),
                 _shares(_panels(report, SPECS("gradient-share-sublayers")), SPECS("gradient-share-sublayers")),
                 *lines("gradient-rank", "gradient-cosine"),
             ],
@@ -67,35 +68,45 @@ def sections(report: ProbeValues) -> list[Section]:
             [
                 inside.depth_weights([(m.entry, rows) for m, rows in reads if not _has_streams(m)]),
                 inside.stream_reads([(m.entry, rows) for m, rows in reads if _has_streams(m)]),
-                inside.gates([(m.entry, m.matrix("connection", "gates")) for m in gated]),
+                inside.gates([(m.entry, m.values("connection", "gates")) for m in gated]),
                 inside.diversity([(m.entry, m.values("connection", "stream_diversity")) for m in models]),
                 _stream_angles(models),
-                inside.mixing([(m.entry, m.matrices("connection", "mixing")) for m in models]),
+                inside.mixing([(m.entry, m.values("connection", "mixing")) for m in models]),
                 _ratios(models),
                 _variances(models),
-                _second_moments(models),
+                over_blocks(_panels(report, moments, within=True), moments),
             ],
         ),
     ]
 
 
-def panel(models: Models, values: Callable[[ModelValues], Row], title: str = "") -> Panel:
-    """A panel with a line for each model."""
-    return Panel(title=title, series=[series(m.entry, by_block(values(m))) for m in models])
+def _line(model: ModelValues, *path: str, sublayer: str = "", scale: float = 1.0, within: bool = False) -> Series:
+    """What was measured at a path, over the blocks; `within` its interval."""
+
+    def found(end: str = "") -> Row:
+        *outer, name = path
+        place = (*outer, name + end)
+        return scaled(model.of_sublayer(sublayer, *place) if sublayer else model.values(*place), scale)
+
+    return series(model.entry, by_block(found()), between(found("_low"), found("_high")) if within else ())
 
 
-def _panels(report: ProbeValues, spec: PictureSpec) -> list[Panel]:
+def _panel(models: Models, title: str, *path: str) -> Panel:
+    return Panel(title=title, series=[_line(m, *path) for m in models])
+
+
+def _panels(report: ProbeValues, spec: PictureSpec, *, within: bool = False) -> list[Panel]:
     """What the measurements hold at the picture's `values`: a panel, or one for each kind of sublayer."""
+    options: dict[str, Any] = {"scale": spec.scale, "within": within}
+    return [
+        Panel(title=_title(name), series=[_line(m, *spec.values, sublayer=name, **options) for m in report.measured])
+        for name in (report.sublayers if "sublayers" in spec.values else [""])
+    ]
 
-    def scaled(values: Row) -> Row:
-        return [value if value is None else spec.scale * value for value in values]
 
-    def of(name: str) -> Panel:
-        return panel(report.measured, lambda m: scaled(m.of_sublayer(name, *spec.values)), _title(name))
-
-    if "sublayers" in spec.values:
-        return [of(name) for name in report.sublayers]
-    return [panel(report.measured, lambda m: scaled(m.values(*spec.values)))]
+def scaled(values: Row, factor: float) -> Row:
+    """The values times a factor."""
+    return [value if value is None else factor * value for value in values]
 
 
 def _title(sublayer: str) -> str:
@@ -115,20 +126,8 @@ def _shares(panels: Sequence[Panel], spec: PictureSpec) -> Picture | None:
     )
 
 
-def _rise(model: ModelValues, sublayer: str = "") -> Series:
-    """ΔM over the blocks within its interval."""
-
-    def get(key: str) -> Row:
-        if sublayer:
-            return model.of_sublayer(sublayer, "ablation", "sublayers", key)
-        return model.values("ablation", "blocks", key)
-
-    return series(model.entry, by_block(get("nats")), between(get("nats_low"), get("nats_high")))
-
-
 def _ablation(report: ProbeValues, spec: PictureSpec) -> Picture | None:
-    names = report.sublayers if "sublayers" in spec.values else [""]
-    panels = [Panel(title=_title(name), series=[_rise(m, name) for m in report.measured]) for name in names]
+    panels = _panels(report, spec, within=True)
     linear = linear_below(v for p in panels for line in p.series for v in line.values)
     note = f"The shade is the 95 % interval over sequences. {signed_note(linear)}"
     return over_blocks(panels, dataclasses.replace(spec, linear=linear, note=note))
@@ -144,7 +143,7 @@ def _against(models: Models) -> Picture | None:
         rises = model.values("ablation", "blocks", "nats")
         if len(shares) != len(rises):
             continue
-        pairs = zip(percent(shares), rises, strict=True)
+        pairs = zip(scaled(shares, 100), rises, strict=True)
         points = [(x, y, str(i)) for i, (x, y) in enumerate(pairs) if x is not None and y is not None]
         if points:
             found = correlate(shares, rises)["spearman"]
@@ -159,12 +158,12 @@ def _against(models: Models) -> Picture | None:
 def _ranks(models: Models) -> Picture | None:
     """Over states: place i is what block i reads."""
     names = {"effective_rank": "as it is", "effective_rank_centred": "mean taken off"}
-
-    def states(name: str, title: str) -> Panel:
-        return panel(models, lambda m: m.values("similarity", name), title)
-
     centred = any(m.values("similarity", "effective_rank_centred") for m in models)
-    panels = [states(name, title) for name, title in names.items() if centred or name == "effective_rank"]
+    panels = [
+        _panel(models, title, "similarity", name)
+        for name, title in names.items()
+        if centred or name == "effective_rank"
+    ]
     return over_blocks(panels, SPECS("effective-rank"))
 
 
@@ -177,20 +176,17 @@ def _stream_angles(models: Models) -> Picture | None:
     found = [
         (Entry(index=m.index, name=f"{m.name}, stream {k}"), matrix)
         for m in models
-        for k, matrix in enumerate(m.matrices("connection", "stream_angular_distance"))
+        for k, matrix in enumerate(m.values("connection", "stream_angular_distance"))
     ]
-    return triangles(found, SPECS("stream-angles"))
+    return inside.triangles(found, SPECS("stream-angles"))
 
 
 def _ratios(models: Models) -> Picture | None:
-    bounds = {m.name: bound for m in models if (bound := m.number("bhyt", "bound")) is not None}
+    bounds = {m.name: bound for m in models if (bound := m.at("bhyt", "bound")) is not None}
     values = sorted(set(bounds.values()))
     said = listed([f"{plain(bound)} for {name}" for name, bound in bounds.items()])
     return over_blocks(
-        [
-            panel(models, lambda m: m.values("bhyt", "attention", "ratio"), "attention"),
-            panel(models, lambda m: m.values("bhyt", "mlp", "ratio"), "MLP"),
-        ],
+        [_panel(models, _title(norm), "bhyt", norm, "ratio") for norm in ("attention", "mlp")],
         SPECS(
             "bhyt-ratio",
             note=f"1/√L is {said}." if len(values) > 1 else "",
@@ -202,9 +198,9 @@ def _ratios(models: Models) -> Picture | None:
 def _variances(models: Models) -> Picture | None:
     return over_blocks(
         [
-            panel(models, lambda m: m.values("bhyt", "variance", "attention"), "norm before attention"),
-            panel(models, lambda m: m.values("bhyt", "variance", "mlp"), "norm before the MLP"),
-            panel(models, lambda m: m.values("bhyt", "variance", "blocks"), "block outputs"),
+            _panel(models, "norm before attention", "bhyt", "variance", "attention"),
+            _panel(models, "norm before the MLP", "bhyt", "variance", "mlp"),
+            _panel(models, "block outputs", "bhyt", "variance", "blocks"),
         ],
         SPECS("bhyt-variance", note=" ".join(said for m in models if (said := _condition(m)))),
     )
@@ -212,21 +208,10 @@ def _variances(models: Models) -> Picture | None:
 
 def _condition(model: ModelValues) -> str:
     """Whether the theorem's condition is met, in words; empty for a model without bounded tanh."""
-    bound = model.number("bhyt", "bound")
+    bound = model.at("bhyt", "bound")
     ratios = some([*model.values("bhyt", "attention", "ratio"), *model.values("bhyt", "mlp", "ratio")])
     if bound is None or not ratios:
         return ""
     met = sum(abs(ratio) < bound for ratio in ratios)
     said = "is met" if met == len(ratios) else f"is not met: λ/κ is below 1/√L at {met} of {len(ratios)} norms"
     return f"{model.name}: the theorem's condition {said}."
-
-
-def _second_moments(models: Models) -> Picture | None:
-    def moments(model: ModelValues, key: str) -> Row:
-        return model.values("bhyt", "second_moment", key)
-
-    lines = [
-        series(m.entry, by_block(moments(m, "ratio")), between(moments(m, "ratio_low"), moments(m, "ratio_high")))
-        for m in models
-    ]
-    return over_blocks([Panel(title="", series=lines)], SPECS("bhyt-second-moment"))
