@@ -23,7 +23,7 @@ MOST_BYTES = 1 << 20
 DEMO = "compare --data sotu --preset tiny --tokens 307200 --seeds 1 --evaluations 6 --measure-tokens 4096"
 COMMANDS = {
     "demo": DEMO,
-    "probe-smollm2": f"probe {SMOLLM2} --data sotu --tokens 16k --ablation-tokens 4k",
+    "probe-smollm2": f"probe {SMOLLM2} --data sotu --tokens 4k --ablation-tokens 1k",
     "study-gfa": "study gfa --seeds 6",
     "study-cascade": "study cascade",
     "study-pruning": "study pruning",
