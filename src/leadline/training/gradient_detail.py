@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from leadline.probes.gradient_matrices import GradientDiversity, gradient_effective_rank
+from leadline.probes.gradients import GradientDiversity, gradient_effective_rank
 from leadline.training.gradient_norms import whole
 from leadline.training.gradient_share import GradientShare
 

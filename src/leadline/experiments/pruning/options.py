@@ -124,7 +124,7 @@ class PruneOptions(Checked):
         """
         from leadline.hub import default_context
         from leadline.pruning import EvaluationSettings, Healing, PruneConfig, Timing
-        from leadline.pruning.origin import healing_rate
+        from leadline.pruning.seeds import healing_rate
 
         context = default_context(opened) if self.context is None else self.context
         timing = None
