@@ -9,8 +9,7 @@ from toy_stack import Batch, ToyStack, rows
 
 from leadline.errors import LeadlineError
 from leadline.probes import GradientDiversity, gradient_effective_rank, gradient_norm, gradients
-from leadline.probes.gradient_matrices import Presence, presence
-from leadline.probes.gradients import shares
+from leadline.probes.gradients import Presence, presence, shares
 
 
 def stack_of_three() -> ToyStack:

@@ -9,7 +9,7 @@ from toy_stack import Batch, ToyStack, rows
 from leadline.errors import LeadlineError
 from leadline.probes import MinibatchCKA, Similarity, effective_rank, run_measures
 from leadline.probes.effective_rank import SecondMoment
-from leadline.probes.states import States, chunks
+from leadline.probes.passes import States, chunks
 from leadline.stacks import Unit
 
 

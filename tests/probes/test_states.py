@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from leadline.probes.states import angles, cosines
+from leadline.probes.passes import angles, cosines
 
 
 @pytest.mark.parametrize("size", [1e-40, 1e-3, 1.0, 1e40])

@@ -13,9 +13,17 @@ from leadline.designs import preset_named, resolve
 from leadline.errors import UsageError
 from leadline.models import Decoder
 from leadline.models.config import RepeatConfig
-from leadline.pruning.candidates import candidates
 from leadline.pruning.criteria import ScoringInputs, rank
-from leadline.pruning.select import Amount, explicit, free_units, lowest, lowest_window, number_to_cut, parse_blocks
+from leadline.pruning.select import (
+    Amount,
+    candidates,
+    explicit,
+    free_units,
+    lowest,
+    lowest_window,
+    number_to_cut,
+    parse_blocks,
+)
 from leadline.stacks import Stack, Unit, stack_of
 
 

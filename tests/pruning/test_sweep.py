@@ -333,7 +333,7 @@ def test_a_task_with_a_choice_without_tokens_is_refused_first(trained: Any) -> N
 
 def test_errors_of_a_criterion_name_the_option_of_a_sweep(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = open_model(trained())
-    monkeypatch.setattr("leadline.pruning.weight_criteria.magnitude", lambda stack, kind: [float("nan")] * 4)
+    monkeypatch.setattr("leadline.pruning.criteria.magnitude", lambda stack, kind: [float("nan")] * 4)
     with pytest.raises(LeadlineError, match=r"^--criteria magnitude is nan for block 0"):
         sweep([opened], dataset_for(opened, str(trained.data)), wish(0.5, criteria=("magnitude",), seeds=(0,)))
 

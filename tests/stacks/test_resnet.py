@@ -11,8 +11,7 @@ from leadline.errors import LeadlineError, UsageError
 from leadline.models.resnet import ResNet, ResNetConfig
 from leadline.probes.ablation import ablation
 from leadline.probes.gradients import gradients
-from leadline.pruning.similarity import similarity
-from leadline.pruning.weight_criteria import magnitude, taylor
+from leadline.pruning.scores import magnitude, similarity, taylor
 from leadline.stacks import StackWatcher, Unit, stack_of
 from leadline.training import GradientShare
 

@@ -144,7 +144,7 @@ class PruneResults(Results):
 
     def page(self) -> str:
         """A page with the quality before and after, and every unit's score."""
-        from leadline.pruning.record_page import record_page
+        from leadline.pruning.report import record_page
         from leadline.report.page import render
 
         return render(record_page(self.content))

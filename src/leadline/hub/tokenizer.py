@@ -75,9 +75,14 @@ def write_tokenizer(tokenizer: Any, folder: Path, eos: Eos) -> None:
     expected: Any
     found: Any
     if isinstance(tokenizer, str | Path):
-        _copy(Path(tokenizer), folder)
+        source = Path(tokenizer)
+        for path in {path for pattern in FILES for path in source.glob(pattern)}:
+            if path.is_file() and path.suffix not in NEVER:
+                target = folder / path.relative_to(source)
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, target)
         try:
-            expected = _identity(Path(tokenizer), eos)
+            expected = _identity(source, eos)
         except LeadlineError:
             return
         try:
@@ -94,14 +99,6 @@ def write_tokenizer(tokenizer: Any, folder: Path, eos: Eos) -> None:
         expected, found = tokenizer(TEXT, add_special_tokens=False)["input_ids"], _tokens(folder / FILE)
     if found != expected:
         raise LeadlineError("the tokenizer comes back as another one")
-
-
-def _copy(source: Path, folder: Path) -> None:
-    for path in {path for pattern in FILES for path in source.glob(pattern)}:
-        if path.is_file() and path.suffix not in NEVER:
-            target = folder / path.relative_to(source)
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, target)
 
 
 def _identity(path: Path, eos: Eos) -> tuple[str, int | None]:

@@ -12,17 +12,15 @@ from leadline.probes.along_depth import (
     stream_diversity,
 )
 from leadline.probes.bhyt import bhyt, variance_order
-from leadline.probes.cka import MinibatchCKA
 from leadline.probes.correlation import Correlation, correlate, correlate_runs
 from leadline.probes.effective_rank import effective_rank
 from leadline.probes.fan_in import fan_in, repeat_last
-from leadline.probes.gradient_matrices import GradientDiversity, gradient_effective_rank, gradient_norm
-from leadline.probes.gradients import gradients
+from leadline.probes.gradients import GradientDiversity, gradient_effective_rank, gradient_norm, gradients
 from leadline.probes.lens import LogitLens
 from leadline.probes.measure_stack import PARTS, measure_stack
 from leadline.probes.passes import Measure, run_measures
 from leadline.probes.record import DepthRecord, diversity, record
-from leadline.probes.similarity import Similarity
+from leadline.probes.similarity import MinibatchCKA, Similarity
 from leadline.probes.streams import connection_shown
 from leadline.probes.watch import TokenBatch
 

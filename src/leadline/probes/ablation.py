@@ -7,7 +7,6 @@ of mean 1 says, so that nothing is kept of a sequence once it was seen.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -121,7 +120,7 @@ def ablation(
             tokens = counted(batch.targets)
             if not bool(tokens.any()):
                 continue
-            rise.add([_losses(stack, batch, unit) for unit in (None, *units)], tokens)
+            rise.add([losses_without(stack, batch, without) for without in ((), *([unit] for unit in units))], tokens)
             if on_batch is not None:
                 on_batch()
     loss = rise.loss()
@@ -172,9 +171,9 @@ def sequence_losses(logits: Tensor, targets: Tensor) -> Tensor:
     return loss.view(targets.shape).double().sum(dim=-1)
 
 
-def _losses(stack: Stack, batch: TokenBatch, unit: Unit | None) -> Tensor:
-    without = contextlib.nullcontext() if unit is None else stack.skipping([unit])
-    with without:
+def losses_without(stack: Stack, batch: TokenBatch, units: Sequence[Unit]) -> Tensor:
+    """`sequence_losses` of a batch while some units are skipped."""
+    with stack.skipping(units):
         logits = stack.logits(batch.tokens.to(stack.device))
     return sequence_losses(logits, batch.targets.to(logits.device))
 

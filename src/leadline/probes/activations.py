@@ -52,14 +52,15 @@ class Sizes:
             return each
         rms = each.sum()
         size = accurate.abs().float()
-        histogram = torch.bincount(_bins(size).flatten(), minlength=_BINS)
+        # The bin of an |x| is the exponent and the first 7 bits of the fraction of its float32.
+        histogram = torch.bincount((size.view(torch.int32) >> 16).flatten(), minlength=_BINS)
         if self.rms_total is None or self.largest is None or self.histogram is None:
             self.rms_total, self.largest, self.histogram = rms, size.max(), histogram
         else:
             self.rms_total = self.rms_total + rms
             self.largest = torch.maximum(self.largest, size.max())
             self.histogram += histogram
-        self.tokens += _vectors(x)
+        self.tokens += x.shape[:-1].numel()
         self.moments.add(x)
         return each
 
@@ -198,22 +199,7 @@ def histogram_median(histogram: Tensor) -> float:
     cumulated = histogram.cumsum(0)
     count = int(cumulated[-1])
     ranks = torch.tensor([(count - 1) // 2 + 1, count // 2 + 1], device=histogram.device)
-    bins = torch.searchsorted(cumulated, ranks)
-    return float(_middle(bins).mean())
-
-
-def _vectors(x: Tensor) -> int:
-    """Vectors in a tensor (..., D)."""
-    return x.shape[:-1].numel()
-
-
-def _bins(size: Tensor) -> Tensor:
-    """The bin of every |x|: the exponent and the first 7 bits of the fraction of its float32."""
-    return size.view(torch.int32) >> 16
-
-
-def _middle(bins: Tensor) -> Tensor:
-    low = (bins.to(torch.int32) << 16).view(torch.float32)
-    middle = ((bins.to(torch.int32) << 16) + (1 << 15)).view(torch.float32).double()
+    first = torch.searchsorted(cumulated, ranks).to(torch.int32) << 16
+    low, middle = first.view(torch.float32), (first + (1 << 15)).view(torch.float32).double()
     # Bin 0 holds zero and what is too small for float32.
-    return torch.where(low == 0, low.double(), middle)
+    return float(torch.where(low == 0, low.double(), middle).mean())

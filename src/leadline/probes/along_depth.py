@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from leadline.connections.base import Readout, Site, State
 from leadline.errors import LeadlineError, UsageError
 from leadline.probes.ablation import LossRise, sequence_losses
-from leadline.probes.passes import mean_bits
+from leadline.probes.passes import angles, chunks, cosines, mean_bits
 from leadline.probes.record import Rows, record
 from leadline.probes.similarity import MOST_TOKENS
-from leadline.probes.states import angles, chunks, cosines
 from leadline.probes.streams import rows_of, shown_rows
 from leadline.probes.watch import TokenBatch, Watcher, block_starts, counted, measuring, run, sites_of, watch
 

@@ -136,12 +136,10 @@ def _why_undefined(x: Numbers, y: Numbers) -> str | None:
         return f"{len(x)} pairs are too few; it takes 3"
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return "a value is not finite"
-    constant = [name for name, values in (("first", x), ("second", y)) if _is_constant(values)]
-    return f"the {constant[0]} list is constant" if constant else None
-
-
-def _is_constant(values: Numbers) -> bool:
-    return bool(np.ptp(values) <= 1e-12 * np.abs(values).max())
+    for name, values in (("first", x), ("second", y)):
+        if np.ptp(values) <= 1e-12 * np.abs(values).max():
+            return f"the {name} list is constant"
+    return None
 
 
 def _resampled_counts(size: int, resamples: int, seed: int) -> Numbers:

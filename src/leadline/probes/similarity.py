@@ -4,10 +4,15 @@ The S = L + 1 states are what block 0 reads and what every block leaves.
 
     angular distance  E arccos(cos(x_i, x_j)) / π: 0 for one direction, ½ for orthogonal ones; arXiv 2403.17887
     block influence   1 − E cos(x_i, x_{i+1}), and of n blocks in a row 1 − E cos(x_i, x_{i+n}); arXiv 2403.03853
-    linear CKA        see `leadline.probes.cka`, on batches of at most 256 tokens
+    linear CKA        how alike two sets of vectors are, up to rotation and scale, on batches of at most 256 tokens
     effective rank    see `leadline.probes.effective_rank`; of all tokens, as they are and with their mean taken off
 
-E is the mean over tokens. A zero vector counts as orthogonal to any other, and as 1 away in influence.
+E is the mean over tokens. A zero vector counts as orthogonal to any other, and as 1 away in influence. Over batches b
+
+    CKA(X, Y) = Σ_b HSIC₁(X_b X_bᵀ, Y_b Y_bᵀ) / √(Σ_b HSIC₁(X_b X_bᵀ, X_b X_bᵀ) · Σ_b HSIC₁(Y_b Y_bᵀ, Y_b Y_bᵀ))
+
+with the unbiased HSIC₁ of Song et al., so that the sum over batches estimates the value on all tokens, as in
+arXiv 2010.15327. The memory is that of one batch's Gram matrices. The estimate can lie slightly below 0.
 """
 
 from __future__ import annotations
@@ -18,11 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leadline.probes.cka import MinibatchCKA
 from leadline.probes.effective_rank import SecondMoment
 from leadline.probes.paired import PairedMeans, place_rows
-from leadline.probes.passes import Measure
-from leadline.probes.states import States, angles, chunks, cosines
+from leadline.probes.passes import Measure, States, angles, chunks, cosines
 from leadline.probes.watch import TokenBatch
 from leadline.stacks import Stack
 
@@ -116,3 +119,49 @@ class Similarity(BlockCosines):
             "effective_rank": [moment.effective_rank(centred=False) for moment in self._moments],
             "effective_rank_centred": [moment.effective_rank(centred=True) for moment in self._moments],
         }
+
+
+class MinibatchCKA:
+    """CKA between S sets of vectors of the same tokens."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+        self._rounding: Tensor | None = None
+
+    def add(self, x_SnD: Tensor) -> None:
+        """One batch of n tokens, float64; fewer than four are left out, because the estimate needs four."""
+        n = x_SnD.shape[1]
+        if n < 4:
+            return
+        gram = x_SnD @ x_SnD.transpose(1, 2)
+        centred = u_centred(gram).flatten(1)
+        products = centred @ centred.T / (n * (n - 3))
+        # What is left of equal vectors when their sums have been rounded.
+        rounding = gram.flatten(1).square().sum(dim=1) * (n * torch.finfo(gram.dtype).eps) ** 2 / (n * (n - 3))
+        self.total = products if self.total is None else self.total + products
+        self._rounding = rounding if self._rounding is None else self._rounding + rounding
+
+    def result(self) -> list[list[float | None]] | None:
+        """(S, S), 1 on the diagonal; None for a set of equal vectors, and as a whole without a batch."""
+        if self.total is None or self._rounding is None:
+            return None
+        own = self.total.diagonal()
+        own = torch.where(own > self._rounding, own, 0.0)
+        size = torch.sqrt(torch.outer(own, own))
+        return [
+            [
+                None if float(size[i, j]) <= 0 else 1.0 if i == j else float(self.total[i, j] / size[i, j])
+                for j in range(len(own))
+            ]
+            for i in range(len(own))
+        ]
+
+
+def u_centred(gram: Tensor) -> Tensor:
+    """Székely and Rizzo's U-centring of (..., n, n): products of two such matrices sum to n(n − 3) HSIC₁."""
+    n = gram.shape[-1]
+    gram = gram - torch.diag_embed(gram.diagonal(dim1=-2, dim2=-1))
+    rows = gram.sum(dim=-1, keepdim=True) / (n - 2)
+    whole = rows.sum(dim=-2, keepdim=True) / (n - 1)
+    centred = gram - rows - rows.transpose(-1, -2) + whole
+    return centred - torch.diag_embed(centred.diagonal(dim1=-2, dim2=-1))

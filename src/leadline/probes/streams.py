@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from leadline.errors import LeadlineError
+from leadline.probes.passes import angles, chunks, cosines
 from leadline.probes.record import DepthRecord, Rows
-from leadline.probes.states import angles, chunks, cosines
 from leadline.probes.watch import TokenBatch, measuring, watch
 from leadline.stacks import Stack
 

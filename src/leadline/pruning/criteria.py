@@ -22,12 +22,9 @@ from typing import Any
 
 from leadline.errors import LeadlineError, UsageError, did_you_mean
 from leadline.probes.watch import TokenBatch
-from leadline.pruning import weight_criteria
-from leadline.pruning.candidates import Candidates, candidates
 from leadline.pruning.gradient import recorded_shares
-from leadline.pruning.select import lowest, lowest_window
-from leadline.pruning.similarity import similarity, window_distances
-from leadline.pruning.weight_criteria import Progress
+from leadline.pruning.scores import Progress, ablation, magnitude, similarity, taylor, window_distances
+from leadline.pruning.select import Candidates, candidates, lowest, lowest_window
 from leadline.stacks import Stack, Unit
 from leadline.training.gradient_steps import Definition
 
@@ -114,7 +111,11 @@ def rank(
     found = candidates(inputs.stack, kind)
     windows: dict[int, list[float]] | None = None
     if criterion == "angular":
-        _check_windows(found, option)
+        others = "similarity, taylor, magnitude, ablation, cfp and random work"
+        if kind != "block":
+            raise UsageError(f"{option} angular chooses contiguous blocks; with --unit {kind} {others}")
+        if found.repeats:
+            raise UsageError(f"{option} angular needs blocks that run once in a pass, and here some repeat; {others}")
         sizes = {1, *(count for count in counts if count > 0)}
         windows = window_distances(inputs.stack, inputs.batches, sizes)
         scores = windows[1]
@@ -131,16 +132,16 @@ def _scores(criterion: str, found: Candidates, inputs: ScoringInputs, option: st
     if criterion == "cfp":
         return _recorded(found, inputs, option)
     if criterion == "ablation":
-        return weight_criteria.ablation(stack, inputs.batches, groups, inputs.progress)
+        return ablation(stack, inputs.batches, groups, inputs.progress)
     if criterion == "random":
         generator = random.Random(inputs.seed)
         return [generator.random() for _ in groups]
     if criterion == "similarity":
         every = similarity(stack, inputs.batches, kind)
     elif criterion == "taylor":
-        every = weight_criteria.taylor(stack, inputs.batches, kind, inputs.progress)
+        every = taylor(stack, inputs.batches, kind, inputs.progress)
     else:
-        every = weight_criteria.magnitude(stack, kind)
+        every = magnitude(stack, kind)
     by_unit = dict(zip(stack.units(kind), every, strict=True))
     scores = [[by_unit[run] for run in runs] for runs in groups]
     # Weights that runs share count for the first of them; how much a unit changes the stream is a mean over its runs.
@@ -168,11 +169,3 @@ def _recorded(found: Candidates, inputs: ScoringInputs, option: str) -> list[flo
     if not any(share > 0 for share in shares):
         raise LeadlineError("gradient.json holds nothing but zeros, so it ranks nothing")
     return [float(share) for share in shares]
-
-
-def _check_windows(found: Candidates, option: str) -> None:
-    others = "similarity, taylor, magnitude, ablation, cfp and random work"
-    if found.kind != "block":
-        raise UsageError(f"{option} angular chooses contiguous blocks; with --unit {found.kind} {others}")
-    if found.repeats:
-        raise UsageError(f"{option} angular needs blocks that run once in a pass, and here some repeat; {others}")

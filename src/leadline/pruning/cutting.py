@@ -22,14 +22,13 @@ from leadline.hub.new_folder import check_new as check_new
 from leadline.hub.new_folder import placed
 from leadline.hub.open import OpenedModel
 from leadline.hub.text import Text, heldout_batches, training_batches
-from leadline.pruning.candidates import KINDS, Candidates, candidates
 from leadline.pruning.criteria import READS_TEXT, Ranking, ScoringInputs, check_criterion, rank
 from leadline.pruning.gradient import has_gradient, kept_gradient, recorded_gradient
 from leadline.pruning.healing import Healing, heal
-from leadline.pruning.origin import RECORD, origin_of
-from leadline.pruning.select import Amount, explicit, free_units, number_to_cut
+from leadline.pruning.seeds import RECORD, origin_of
+from leadline.pruning.select import KINDS, Amount, Candidates, candidates, explicit, free_units, number_to_cut
 from leadline.pruning.speed import Timing, compare_speed
-from leadline.pruning.surgery import check_saving, remove_units, write_and_reload
+from leadline.pruning.surgery import check_saving, own_weights, remove_units, write_and_reload
 from leadline.pruning.text import EvaluationSettings, quality
 from leadline.stacks import Stack, Unit
 from leadline.training.gradient_file import write_gradient
@@ -120,7 +119,7 @@ def prune(
         recorded_gradient(opened)  # a damaged one is reported now, not after minutes of measuring
     choice = choose(opened, data, config, progress)
     # Units that can't be removed are refused before anything is measured.
-    pruned = None if out is None else remove_units(opened.stack, choice.units)
+    pruned, changed = (None, {}) if out is None else remove_units(opened.stack, choice.units)
     text = heldout_batches(opened, data, **dataclasses.asdict(config.evaluation))
     record = _record(opened, data, config, choice)
     progress("perplexity of the whole model")
@@ -133,18 +132,18 @@ def prune(
             tokens = text.batches[0].tokens[:2, :CHECKED_TOKENS].to(opened.stack.device)
             expected = opened.stack.logits(tokens)
         with torch.no_grad():
-            surgery = check_logits(expected, pruned.stack.logits(tokens), MATCHES)
-        record["parameters"]["after"] = after = parameters_of(pruned.stack)
+            surgery = check_logits(expected, pruned.logits(tokens), MATCHES)
+        record["parameters"]["after"] = after = parameters_of(pruned)
         if choice.units and after >= (before := parameters_of(opened.stack)):
             raise LeadlineError(f"the pruned model has {after:,} parameters and the whole one {before:,}")
         if config.heal is not None:
-            pruned = pruned.own_weights()
-            record["healed"] = _heal(pruned.stack, data, text, config.heal, progress)
+            pruned = own_weights(pruned)
+            record["healed"] = _heal(pruned, data, text, config.heal, progress)
         if config.speed is not None:
-            record["speed"] = compare_speed(opened.stack, pruned.stack, config.speed, progress)
+            record["speed"] = compare_speed(opened.stack, pruned, config.speed, progress)
         progress("saving, reloading and comparing")
         with placed(out, "pruned") as hidden:
-            reload = write_and_reload(pruned, opened, hidden, tokens)
+            reload = write_and_reload(pruned, changed, opened, hidden, tokens)
             record["checked"] = {"surgery": surgery, "reload": reload, "tokens": tokens.numel()}
             if record["gradient"] is not None:
                 write_gradient(hidden, record["gradient"])

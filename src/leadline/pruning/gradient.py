@@ -8,7 +8,7 @@ from typing import Any
 
 from leadline.errors import LeadlineError, UsageError
 from leadline.hub.open import OpenedModel
-from leadline.pruning.candidates import Candidates
+from leadline.pruning.select import Candidates
 from leadline.stacks import Stack, Unit
 from leadline.training.gradient_file import gradient_path, load_gradient
 from leadline.training.gradient_steps import Definition

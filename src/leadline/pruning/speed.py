@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from leadline.errors import UsageError
 from leadline.hub.agreement import generate_greedily
@@ -146,14 +145,10 @@ def _call(stack: Stack, work: str, batch_size: int, timing: Timing) -> Callable[
     tokens = torch.randint(stack.vocab_size, (batch_size, length), generator=generator).to(stack.device)
     if work == "prefill":
         return lambda: stack.logits(tokens)
-    return lambda: _generate(stack.model, tokens, timing.tokens)
-
-
-def _generate(model: nn.Module, prompt: Tensor, count: int) -> object:
-    """The most likely tokens, with a cache, never ended early."""
+    model = stack.model  # the most likely tokens, with a cache, never ended early
     if isinstance(model, Decoder):
-        return generate(model, prompt, count, temperature=0.0)
-    return generate_greedily(model, prompt, count)
+        return lambda: generate(model, tokens, timing.tokens, temperature=0.0)
+    return lambda: generate_greedily(model, tokens, timing.tokens)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,22 +20,6 @@ from leadline.stacks.causal_lm import CausalLMStack
 RELOADED = "the reloaded model"
 
 
-class PrunedModel(NamedTuple):
-    """A model without some of its units. It shares its weights with the whole one until `own_weights`.
-
-    Attributes:
-        stack: the model.
-        changed: what was changed in a Hugging Face model's configuration, by path.
-    """
-
-    stack: Stack
-    changed: dict[str, Any]
-
-    def own_weights(self) -> PrunedModel:
-        """The same with weights of its own, which can be trained beside the whole model."""
-        return self._replace(stack=stack_of(copy.deepcopy(self.stack.model), blocks=_list_of(self.stack)))
-
-
 def check_saving(opened: OpenedModel) -> None:
     """Raises LeadlineError where nothing that is left of this model could be saved, whatever goes."""
     if isinstance(opened.stack, CausalLMStack):
@@ -46,8 +30,11 @@ def check_saving(opened: OpenedModel) -> None:
         check_rebuilds(opened.stack.model, layers=opened.stack.path)
 
 
-def remove_units(stack: Stack, units: Collection[Unit]) -> PrunedModel:
-    """The model without these units.
+def remove_units(stack: Stack, units: Collection[Unit]) -> tuple[Stack, dict[str, Any]]:
+    """The model without these units; it shares its weights with the whole one until `own_weights`.
+
+    Returns:
+        The model, and what was changed in a Hugging Face model's configuration, by path.
 
     Raises:
         UsageError: they can only be skipped.
@@ -55,18 +42,24 @@ def remove_units(stack: Stack, units: Collection[Unit]) -> PrunedModel:
     """
     stack.check(units)
     if isinstance(stack.model, Decoder):
-        return PrunedModel(stack_of(cut(stack.model, _sublayers(stack.model.config, units), copy=False)), {})
+        return stack_of(cut(stack.model, _sublayers(stack.model.config, units), copy=False)), {}
     from leadline.hub.surgery import blocks_of_units, cut_blocks
 
     blocks, name = blocks_of_units(stack.model, units), _list_of(stack)
     surgery = cut_blocks(stack.model, blocks, layers=name)
-    return PrunedModel(stack_of(surgery.model, blocks=name), surgery.changed)
+    return stack_of(surgery.model, blocks=name), surgery.changed
 
 
-def write_and_reload(pruned: PrunedModel, opened: OpenedModel, folder: Path, tokens: Tensor) -> float:
+def own_weights(stack: Stack) -> Stack:
+    """The same with weights of its own, which can be trained beside the whole model."""
+    return stack_of(copy.deepcopy(stack.model), blocks=_list_of(stack))
+
+
+def write_and_reload(stack: Stack, changed: dict[str, Any], opened: OpenedModel, folder: Path, tokens: Tensor) -> float:
     """Writes a pruned model and its tokenizer, loads both again, and compares: weights, logits, shape, generation.
 
     Args:
+        stack, changed: what `remove_units` returned; the stack may have been trained since.
         opened: the whole model.
         folder: is not there yet.
         tokens: (B, T) to compare with.
@@ -77,12 +70,11 @@ def write_and_reload(pruned: PrunedModel, opened: OpenedModel, folder: Path, tok
     Raises:
         LeadlineError: it does not come back the same, or generates otherwise with its cache than without.
     """
-    stack = pruned.stack
     if not isinstance(stack.model, Decoder):
         from leadline.hub import saving
 
         return saving.write_and_reload(
-            stack.model, folder, tokenizer=opened.path, tokens=tokens, changed=pruned.changed
+            stack.model, folder, tokenizer=opened.path, tokens=tokens, changed=changed
         ).difference
     stack.model.save(folder)
     opened.tokenizer.save(folder)

@@ -137,17 +137,12 @@ def versions(hugging_face: bool) -> dict[str, str]:
 
 def _holds_nothing_else(out: Path, beside: Sequence[str]) -> bool:
     """Whether all that is in a folder without `sweep.json` is of a sweep."""
-    own = {*beside, *(WRITTEN if _has_results(out) else ())}
-    return all(entry.name in own or fnmatch.fnmatch(entry.name, PARTIAL) for entry in out.iterdir())
-
-
-def _has_results(out: Path) -> bool:
-    """Whether `results.json` is a sweep's."""
-    try:
+    own = set(beside)
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         content = json.loads((out / WRITTEN[0]).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and {"seeds_are", "whole", "left_out"} <= content.keys()
+        if isinstance(content, dict) and {"seeds_are", "whole", "left_out"} <= content.keys():
+            own.update(WRITTEN)
+    return all(entry.name in own or fnmatch.fnmatch(entry.name, PARTIAL) for entry in out.iterdir())
 
 
 def _but_models(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,8 +22,7 @@ from leadline.stacks.anatomy import Anatomy, first_tensor, hidden_of
 from leadline.stacks.base import Stack, StackWatcher, Unit, measuring, watched_once
 from leadline.stacks.bypass import bypass, with_first
 from leadline.stacks.finite import FirstNotFinite
-from leadline.stacks.layout import a_few_tokens, find_layout
-from leadline.stacks.passes import QUIET, Passes
+from leadline.stacks.layout import QUIET, Passes, a_few_tokens, find_layout
 from leadline.stacks.scale import ignores_size
 from leadline.stacks.sites import replace
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from leadline.errors import LeadlineError, UsageError
 from leadline.models import DecoderConfig
-from leadline.probes.gradient_matrices import GradientDiversity, gradient_effective_rank
+from leadline.probes.gradients import GradientDiversity, gradient_effective_rank
 from leadline.sharded import whole
 from leadline.stacks import Stack, Unit, stack_of
 from leadline.training.gradient_file import write_gradient

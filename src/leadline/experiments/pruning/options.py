@@ -123,7 +123,7 @@ class PruneOptions(Checked):
         """
         from leadline.hub import default_context
         from leadline.pruning import EvaluationSettings, Healing, PruneConfig, Timing
-        from leadline.pruning.origin import healing_rate
+        from leadline.pruning.seeds import healing_rate
 
         context = default_context(opened) if self.context is None else self.context
         timing = healing = None
