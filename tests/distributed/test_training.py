@@ -275,6 +275,20 @@ def test_the_command(
     assert "and there is 1; 1 × 1 works" in capfd.readouterr().err
 
 
+def test_what_the_first_process_refuses_ends_all_at_once(
+    made: Callable[..., dict[str, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    begin = time.monotonic()
+    assert main([*words(made, tmp_path), "--nproc", "2"]) == 2
+    said = capfd.readouterr().err
+    assert "holds something that is not a Leadline run" in said
+    assert time.monotonic() - begin < 60
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert main(["compare", "prenorm", "--shard", "2", "--out", str(tmp_path / "compared")]) == 2
+    assert "--replicate 1 × --shard 2 is 2 processes, and there is 1" in capfd.readouterr().err
+
+
 def test_torchrun(made: Callable[..., dict[str, Any]], tmp_path: Path, lines: Lines) -> None:
     torchrun = [
         sys.executable,

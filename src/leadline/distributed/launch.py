@@ -58,10 +58,9 @@ def _watched(running: Sequence[subprocess.Popen[bytes]]) -> int:
     """Waits until all have ended well, or one has not."""
     while True:
         codes = [process.poll() for process in running]
-        failed = [code for code in codes if code]
-        if failed:
+        if any(codes):
             _end(running, GRACE)
-            return failed[0] if failed[0] > 0 else 1
+            return next((code for process in running if (code := process.poll() or 0) > 0), 1)
         if None not in codes:
             return 0
         time.sleep(POLL)

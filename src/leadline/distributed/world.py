@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from leadline.errors import UsageError
+from leadline.errors import LeadlineError, UsageError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -69,6 +69,21 @@ class World:
         """Until every process is here."""
         if self.size > 1:
             self.gathered(None)  # unlike a barrier it needs no device
+
+    @contextlib.contextmanager
+    def first(self) -> Iterator[None]:
+        """What the main process does before the others go on; where it fails they end too.
+
+        Raises:
+            LeadlineError: on the others, where the main one raised something.
+        """
+        try:
+            yield
+        except BaseException:
+            self.gathered(True)
+            raise
+        if any(self.gathered(False)):
+            raise LeadlineError("the first process could not begin, and has said why")
 
     def dealt(self, items: Sequence[T]) -> Iterator[tuple[int, T]]:
         """This process's share of some items, each with its number; every process gets as many.

@@ -103,6 +103,7 @@ def budget_of(config: ExperimentConfig, data: DataSet, *, tiny: int | None = Non
         UsageError: an option does not work here; names it, and what does.
     """
     from leadline.designs import preset_named
+    from leadline.distributed.world import layout
     from leadline.ops.choice import check_backend
     from leadline.training.resolve import shape_of, sizes_of, usable_device
     from leadline.training.tracking import require_trackers, trackers_of
@@ -112,6 +113,7 @@ def budget_of(config: ExperimentConfig, data: DataSet, *, tiny: int | None = Non
     check_backend(config.runtime.backend, usable_device(config.runtime.device).type)
     chosen_devices(config.devices, config.runtime.device)
     require_trackers(trackers_of(config.logging.log_to))
+    layout(config.parallel.replicate, config.parallel.shard, 1)  # each run is one process
     data.train.windows(shape.context)
     data.heldout.windows(shape.context)
     batch_size = config.data.batch_size or preset.batch_size

@@ -108,9 +108,9 @@ def train(
     with contextlib.ExitStack() as stack:
         world = stack.enter_context(joined(device, parallel.replicate, parallel.shard))
         check_parallel(run, world)
-        if world.main:
-            stack.enter_context(run_in(out, run, new=resume == "never", extend=extend is not None))
-        world.wait()
+        with world.first():
+            if world.main:
+                stack.enter_context(run_in(out, run, new=resume == "never", extend=extend is not None))
         if (out / SUMMARY).is_file() and resume != "previous":
             return read_summary(out / SUMMARY)
         if on_start is not None and world.main:
