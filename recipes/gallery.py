@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-RUNS, PAGES = ROOT / "runs" / "gallery", ROOT / "docs" / "gallery"
-SMOLLM2 = ROOT / "models" / "smollm2"
+PAGES = ROOT / "docs" / "gallery"
+SMOLLM2 = "models/smollm2"
 MOST_BYTES = 1 << 20
 """Of one report."""
 DEMO = "compare --data sotu --preset tiny --tokens 307200 --seeds 1 --evaluations 6 --measure-tokens 4096"
@@ -47,16 +47,16 @@ def main() -> int:
 
 def make(name: str) -> int:
     """Runs one command, and puts its report into the gallery. Returns the command's exit code."""
-    if name == "probe-smollm2" and not (SMOLLM2 / "config.json").is_file():
-        recipe = [sys.executable, str(ROOT / "recipes" / "smollm2.py"), "--out", str(SMOLLM2)]
-        if code := subprocess.run(recipe, check=False).returncode:
+    if name == "probe-smollm2" and not (ROOT / SMOLLM2 / "config.json").is_file():
+        recipe = [sys.executable, "recipes/smollm2.py", "--out", SMOLLM2]
+        if code := subprocess.run(recipe, cwd=ROOT, check=False).returncode:
             return code
-    out = RUNS / name
-    command = [sys.executable, "-m", "leadline", *COMMANDS[name].split(), "--out", str(out)]
+    out = f"runs/gallery/{name}"  # as it stands in the report
+    command = [sys.executable, "-m", "leadline", *COMMANDS[name].split(), "--out", out]
     print(f"leadline {COMMANDS[name]}", flush=True)
-    if code := subprocess.run(command, check=False).returncode:
+    if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
         return code
-    show(name, out / "report.html")
+    show(name, ROOT / out / "report.html")
     return 0
 
 
