@@ -33,26 +33,34 @@ def sections(arms: Shown, results: Mapping[str, Any]) -> list[Section]:
 
     signed = signed_note(DELTA_FLOOR)
     delta = SPECS("delta", note=f"{signed} A repeated block is left out in all of its places.", linear=DELTA_FLOOR)
-    pictures = {
-        "gradient": [
-            lines("share", itemgetter("share")),
-            over_blocks(_phases(arms), SPECS("phases")),
-            lines("fan-in", lambda run: [value / sum(run["fan_in"]) for value in run["fan_in"]]),
-            lines("rank", itemgetter("effective_rank")),
-            lines("diversity", itemgetter("cosine")),
-        ],
-        "importance": [
-            over_blocks([_panel(arms, delta_over_runs)], delta),
-            _bars(arms, _late_rows(arms, results, ""), SPECS("late")),
-            _bars(arms, _late_rows(arms, results, "_rest"), SPECS("late-rest")),
-        ],
-        "correlation": [
-            _scatter(arms, "fan_in", SPECS("share-fan-in")),
-            _scatter(arms, "delta", SPECS("share-delta", linear=DELTA_FLOOR, note=signed)),
-        ],
-        "learning": [_curves(arms)],
-    }
-    return [SPECS.section(name, found) for name, found in pictures.items()]
+    return [
+        SPECS.section(
+            "gradient",
+            [
+                lines("share", itemgetter("share")),
+                over_blocks(_phases(arms), SPECS("phases")),
+                lines("fan-in", lambda run: [value / sum(run["fan_in"]) for value in run["fan_in"]]),
+                lines("rank", itemgetter("effective_rank")),
+                lines("diversity", itemgetter("cosine")),
+            ],
+        ),
+        SPECS.section(
+            "importance",
+            [
+                over_blocks([_panel(arms, delta_over_runs)], delta),
+                _bars(arms, _late_rows(arms, results, ""), SPECS("late")),
+                _bars(arms, _late_rows(arms, results, "_rest"), SPECS("late-rest")),
+            ],
+        ),
+        SPECS.section(
+            "correlation",
+            [
+                _scatter(arms, "fan_in", SPECS("share-fan-in")),
+                _scatter(arms, "delta", SPECS("share-delta", linear=DELTA_FLOOR, note=signed)),
+            ],
+        ),
+        SPECS.section("learning", [_curves(arms)]),
+    ]
 
 
 def over_runs(arm: Arm, of_run: Callable[[Run], Row | None]) -> Rows:
