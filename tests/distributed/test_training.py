@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -295,6 +296,8 @@ def test_torchrun(made: Callable[..., dict[str, Any]], tmp_path: Path, lines: Li
         "-m",
         "torch.distributed.run",
         "--standalone",
+        "--local-addr",
+        "127.0.0.1",
         "--nproc-per-node",
         "2",
         "-m",
@@ -307,6 +310,7 @@ def test_torchrun(made: Callable[..., dict[str, Any]], tmp_path: Path, lines: Li
     assert_same(alone(made(design="mgr"), tmp_path / "alone", 2), tmp_path / "out", lines)
 
 
+@pytest.mark.skipif(shutil.which("ps") is None, reason="there is no ps")
 def test_a_rank_that_dies_ends_the_job_and_what_was_saved_resumes(
     made: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
